@@ -1,0 +1,41 @@
+# One place for every command that a person or CI runs. `make demo` and `make test`
+# need nothing but Python 3.11+ and a package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: venv demo test test-long lint typecheck model clean
+
+venv: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,cpu,embedded,test]'
+	touch $(STAMP)
+
+model: $(STAMP)
+	$(BIN)/headwater model fetch-demo
+
+demo: model
+	$(BIN)/headwater demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy sees the packages under their installed names through a folder of links.
+typecheck: $(STAMP)
+	ops/typing-links
+	MYPYPATH=.typing $(BIN)/mypy -p headwater.schemas -p headwater.producer -p headwater.worker
+
+test: lint typecheck model
+	$(BIN)/pytest -m "not long"
+
+test-long: model
+	$(BIN)/pytest --timeout 3600
+
+clean:
+	rm -rf $(VENV) .typing build dist *.egg-info

@@ -1,0 +1,1 @@
+"""The caller's side: tokenize, submit, tail. Needs no MLX."""

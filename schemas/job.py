@@ -1,0 +1,103 @@
+"""GenerationJob: what a producer asks for."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, Self
+
+import orjson
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from . import limits
+from .base import WireModel
+
+SCHEMA_VERSION: Final = 1
+
+Name = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=limits.MAX_NAME_CHARS),
+]
+"""A model alias or a namespace: it becomes a part of Redis names."""
+
+JobId = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=limits.MAX_JOB_ID_CHARS),
+]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_TOKEN_ID)]
+StopString = Annotated[
+    str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_STRING_CHARS)
+]
+
+
+class Priority(StrEnum):
+    """A job's class; each has a queue of its own."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class StreamMode(StrEnum):
+    """How much of a job's stream is published while it runs."""
+
+    DELTAS = "deltas"
+    FINAL = "final"
+    """Checkpoints of token ids only; the text stands in the finished event."""
+
+
+class SamplingParams(WireModel):
+    """How the next token is chosen. Temperature 0 is greedy and ignores the other filters."""
+
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0)
+    top_k: int = Field(default=0, ge=0, le=limits.MAX_TOKEN_ID, strict=True)
+    """Keep the k likeliest tokens; 0 keeps all."""
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Keep tokens whose probability is at least this share of the likeliest one's."""
+    seed: int | None = Field(default=None, ge=0, le=limits.MAX_SEED, strict=True)
+    """Draws depend on (seed, choice, index of the output token) only. Submit fills it in."""
+
+
+class GenerationJob(WireModel):
+    """One request for text, as it lies in the queue."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    job_id: JobId
+    model: Name
+    prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS)
+    sampling: SamplingParams = SamplingParams()
+    max_tokens: int = Field(ge=1, le=limits.MAX_NEW_TOKENS, strict=True)
+    min_tokens: int = Field(default=0, ge=0, le=limits.MAX_NEW_TOKENS, strict=True)
+    """No end-of-sequence token, stop token or stop string ends the text before this many."""
+    stop: tuple[StopString, ...] = Field(default=(), max_length=limits.MAX_STOP_STRINGS)
+    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=limits.MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+    priority: Priority = Priority.NORMAL
+    deadline_s: float | None = Field(default=None, gt=0)
+    """Seconds from the job's first `started` entry, by Redis' clock."""
+    expires_at: float | None = Field(default=None, gt=0)
+    """Unix time in seconds by Redis' clock; a job still queued then ends as `expired`."""
+    namespace: Name = "default"
+    """Isolates queues and prefix-cache entries."""
+    stream: StreamMode = StreamMode.DELTAS
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Opaque to us, echoed in the first and the last event."""
+    tokenizer_fingerprint: str | None = Field(default=None, max_length=128)
+    """A worker whose tokenizer has another fingerprint fails the job instead of guessing."""
+
+    @field_validator("metadata")
+    @classmethod
+    def _metadata_is_small_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            size = len(orjson.dumps(value))
+        except orjson.JSONEncodeError as error:
+            raise ValueError(f"must be JSON: {error}") from error
+        if size > limits.MAX_METADATA_BYTES:
+            raise ValueError(f"is {size} bytes as JSON; at most {limits.MAX_METADATA_BYTES}")
+        return value
+
+    @model_validator(mode="after")
+    def _min_tokens_fit(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})"
+            )
+        return self

@@ -1,0 +1,67 @@
+"""Every name on the Redis wire, and nothing else."""
+
+import hashlib
+
+from .job import GenerationJob, Priority
+
+JOB_FUNCTION = "headwater.generate"
+"""The function name of our RQ jobs. A constant that the worker checks and never imports."""
+
+PRIORITIES = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+"""In the order in which they are claimed."""
+
+
+def queue_name(model: str, priority: Priority, namespace: str) -> str:
+    """Return the RQ queue's name (RQ puts its own prefix before it)."""
+    return f"{model}.{priority.value}.{namespace}"
+
+
+def job_queue_name(job: GenerationJob) -> str:
+    """Return the name of the RQ queue that *job* belongs to."""
+    return queue_name(job.model, job.priority, job.namespace)
+
+
+def active_queues_key(model: str) -> str:
+    """Return the set of queue names that hold or held jobs for *model*."""
+    return f"headwater:queues:{model}"
+
+
+def stream_key(job_id: str) -> str:
+    """Return the job's event stream."""
+    return f"headwater:events:{job_id}"
+
+
+def attempt_key(job_id: str) -> str:
+    """Return the job's attempt counter; it outlives the stream."""
+    return f"headwater:attempt:{job_id}"
+
+
+def cancel_key(job_id: str) -> str:
+    """Return the durable wish to cancel the job."""
+    return f"headwater:cancel:{job_id}"
+
+
+def worker_key(worker_id: str) -> str:
+    """Return the worker's lease: it exists as long as the worker is alive."""
+    return f"headwater:worker:{worker_id}"
+
+
+def model_card_key(model: str) -> str:
+    """Return the card (ModelCard) of the model behind an alias."""
+    return f"headwater:model:{model}"
+
+
+def tokenizer_key(fingerprint: str) -> str:
+    """Return the tokenizer files that belong to a fingerprint."""
+    return f"headwater:tokenizer:{fingerprint}"
+
+
+def quarantine_key(model: str) -> str:
+    """Return the list of ids whose jobs could not be read."""
+    return f"headwater:quarantine:{model}"
+
+
+def idempotency_key(namespace: str, key: str) -> str:
+    """Return the record of an idempotent submit; *key* is hashed, so it may hold anything."""
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"headwater:idempotency:{namespace}:{digest}"

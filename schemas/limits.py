@@ -1,0 +1,23 @@
+"""Every limit of the wire format, in one place."""
+
+MAX_JOB_ID_CHARS = 128
+MAX_NAME_CHARS = 64
+"""Model aliases and namespaces."""
+
+MAX_PROMPT_TOKENS = 4_194_304
+MAX_NEW_TOKENS = 1_048_576
+MAX_TOKEN_ID = 2**31 - 1
+MAX_SEED = 2**63 - 1
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+
+MAX_METADATA_BYTES = 4096
+"""Metadata's size as JSON."""
+
+MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
+"""A job's payload after decompression; a larger one is refused before it is inflated."""
+
+MAX_COMPRESSED_PAYLOAD_BYTES = 16 * 1024 * 1024
+"""A job's payload as it lies in Redis."""

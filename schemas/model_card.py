@@ -1,0 +1,20 @@
+"""ModelCard: what a worker announces of its model, so that producers can check and tokenize."""
+
+from pydantic import Field
+
+from .base import WireModel
+from .job import Name
+
+
+class ModelCard(WireModel):
+    """The model behind an alias."""
+
+    alias: Name
+    source: str
+    """The directory or hub name that the worker loaded."""
+    vocab_size: int = Field(gt=0)
+    """Token ids must be below this."""
+    context_length: int = Field(gt=0)
+    """Prompt and new tokens together must fit."""
+    tokenizer_fingerprint: str
+    eos_token_ids: tuple[int, ...] = ()

@@ -1,0 +1,96 @@
+"""The contract between the engine and whatever holds the keys and values of running rows.
+
+Three implementations: attention over shared prefixes stored once, mlx-lm's batch caches, and
+rows one at a time. All give the same tokens; a model gets the fastest that its parity check
+lets it have.
+"""
+
+from collections.abc import Sequence as Seq
+from enum import Enum, auto
+from typing import Protocol
+
+import mlx.core as mx
+
+from ..sequence import Sequence
+
+
+class CacheKind(Enum):
+    """What a model's cache lets a prefix cache store."""
+
+    SEGMENTS = auto()
+    """Keys and values of any token range: a match may end anywhere."""
+    SNAPSHOTS = auto()
+    """Whole states only (sliding windows, recurrent and hybrid models)."""
+
+
+class Segment(Protocol):
+    """Keys and values of a token range, or a whole state at its end. Immutable."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the token range."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Real bytes held, a slice's whole parent included where it is kept alive."""
+        ...
+
+    def split(self, position: int) -> tuple["Segment", "Segment"]:
+        """Cut at *position*, 0 < position < num_tokens; both halves own their memory."""
+        ...
+
+
+class ModelRunner(Protocol):
+    """Keys and values of the running sequences, and the forwards over them.
+
+    Called by the engine thread only. Rows are named by their Sequence. Nothing is evaluated
+    here: every result is lazy, and a row may be detached while a launched step still reads it.
+    """
+
+    cache_kind: CacheKind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the rows themselves, capacity included, shared prefixes excluded."""
+        ...
+
+    def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
+        """Give *sequence* a row that starts with *prefix* (adjacent segments from token 0).
+
+        With SNAPSHOTS *prefix* holds one whole state at most.
+        """
+        ...
+
+    def detach(self, sequence: Sequence) -> None:
+        """Drop the row and its memory; unknown sequences are ignored."""
+        ...
+
+    def prefill(self, rows: Seq[Sequence], chunks: Seq[Seq[int]]) -> mx.array:
+        """Compute the next *chunks* (token values) of *rows*.
+
+        Returns the logits after each row's last token, shape (len(rows), vocabulary).
+        """
+        ...
+
+    def decode(self, rows: Seq[Sequence], tokens: mx.array) -> mx.array:
+        """Compute one token a row; *tokens* has shape (len(rows),) and may be lazy.
+
+        Returns logits of shape (len(rows), vocabulary) in the order of *rows*.
+        """
+        ...
+
+    def extract(self, sequence: Sequence, start: int, end: int) -> Segment:
+        """Return a copy of the row's tokens [start, end).
+
+        With SNAPSHOTS *end* must be what the row has computed, and the segment is the state
+        there.
+        """
+        ...
+
+    def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
+        """Note that *prefix* now holds the row's first tokens.
+
+        A runner that stores shared prefixes once drops its own copy of them; others do nothing.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""All that touches RQ: claims, leases, recovery, the end of a job."""

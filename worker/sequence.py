@@ -1,0 +1,113 @@
+"""Sequence: one choice of one job, the one mutable record of its way through the worker."""
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from headwater.schemas import FinishReason, GenerationJob
+
+
+class SequenceStatus(Enum):
+    """Where a sequence stands; parking is the scheduler's private affair."""
+
+    WAITING = auto()
+    """No row in the engine: not admitted yet, or preempted."""
+    RUNNING = auto()
+    """Has a row in the engine and computes towards its length."""
+    FINISHED = auto()
+    """Ended, cancelled or dropped; a token of it that still comes back is ignored."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One choice of one job.
+
+    There is no prefill phase and no decode phase: *num_computed_tokens* catches up with
+    *num_tokens*. A prefix hit starts it above zero, a chunk is a part of the gap, decoding is
+    a gap of one.
+
+        [0, cached)          computed by somebody else, shared, held by the prefix cache
+        [cached, computed)   launched by us
+        [computed, tokens)   without keys and values yet
+
+    0 <= num_cached_tokens <= num_computed_tokens <= num_tokens.
+    """
+
+    job: GenerationJob
+    choice: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
+    """Tokens read back from the device, those of earlier attempts first."""
+    num_resumed_tokens: int = 0
+    """How many of them an earlier attempt published."""
+    num_unread_tokens: int = 0
+    """Sampled tokens (0 or 1) whose values the host has not read yet (pipelining)."""
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    arrival_s: float = 0.0
+    """On the scheduler's clock."""
+    runs_alone: bool = False
+    """After a strike: no other row beside it until its first new token."""
+    status: SequenceStatus = SequenceStatus.WAITING
+    finish_reason: FinishReason | None = None
+    cache_node: Any = None
+    """The deepest prefix-cache node that this sequence has pinned; the scheduler's."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.job.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far, read back or not."""
+        return len(self.output_token_ids) + self.num_unread_tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output together, read back or not."""
+        return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Tokens whose values the host knows."""
+        return self.num_prompt_tokens + len(self.output_token_ids)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens still without keys and values."""
+        return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens that max_tokens still allows to be sampled."""
+        return self.job.max_tokens - self.num_output_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no more work is due for it."""
+        return self.status is SequenceStatus.FINISHED
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Return the values of tokens [start, end), which must be known to the host."""
+        if not 0 <= start <= end <= self.num_known_tokens:
+            raise IndexError(f"tokens [{start}, {end}) of {self.num_known_tokens} known")
+        prompt = self.job.prompt_token_ids
+        head = prompt[start:end]
+        if end <= len(prompt):
+            return list(head)
+        skip = max(0, start - len(prompt))
+        return [*head, *self.output_token_ids[skip : end - len(prompt)]]
+
+
+class ScheduledSequence(NamedTuple):
+    """A sequence and how many of its pending tokens to compute in this step."""
+
+    sequence: Sequence
+    num_tokens: int
+
+
+class TokenOutput(NamedTuple):
+    """A sampled token, read back."""
+
+    sequence: Sequence
+    token_id: int
