@@ -33,6 +33,7 @@ from .events import (
 from .job import SCHEMA_VERSION, GenerationJob, Priority, SamplingParams, StreamMode
 from .model_card import ModelCard
 from .serializer import OrjsonSerializer
+from .tokenizer_files import TokenizerFiles
 
 __all__ = [
     "END_TYPES",
@@ -65,6 +66,7 @@ __all__ = [
     "StreamMode",
     "TextSpan",
     "Timings",
+    "TokenizerFiles",
     "Usage",
     "WireModel",
     "decode_entry",

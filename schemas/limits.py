@@ -21,3 +21,6 @@ MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 
 MAX_COMPRESSED_PAYLOAD_BYTES = 16 * 1024 * 1024
 """A job's payload as it lies in Redis."""
+
+MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
+"""A tokenizer's files after decompression."""
