@@ -2,7 +2,7 @@
 
 from . import keys, limits
 from .base import WireModel
-from .errors import SchemaError
+from .errors import HeadwaterError, SchemaError
 from .events import (
     END_TYPES,
     FENCE_TYPES,
@@ -34,6 +34,7 @@ from .job import SCHEMA_VERSION, GenerationJob, Priority, SamplingParams, Stream
 from .model_card import ModelCard
 from .serializer import OrjsonSerializer
 from .tokenizer_files import TokenizerFiles
+from .worker_status import WorkerStatus
 
 __all__ = [
     "END_TYPES",
@@ -53,6 +54,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "GenerationJob",
+    "HeadwaterError",
     "ModelCard",
     "OrjsonSerializer",
     "Priority",
@@ -69,6 +71,7 @@ __all__ = [
     "TokenizerFiles",
     "Usage",
     "WireModel",
+    "WorkerStatus",
     "decode_entry",
     "encode_fields",
     "keys",

@@ -1,0 +1,61 @@
+import subprocess
+import sys
+
+import pytest
+from headwater.producer.cli import app
+from headwater.schemas import HeadwaterError
+
+
+def run_python(code: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+def test_the_help_of_the_whole_lists_every_command_module() -> None:
+    result = run_python("from headwater.producer.cli import main; main(['--help'])")
+
+    assert result.returncode == 0
+    for name in app.command_names():
+        assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", app.command_names())
+def test_a_commands_help_has_an_example_and_imports_nothing_slow(name: str) -> None:
+    code = (
+        "import sys, atexit\n"
+        "slow = {'mlx', 'mlx_lm', 'redis', 'rq', 'tokenizers', 'transformers', 'numpy'}\n"
+        "atexit.register(lambda: print('loaded', sorted(slow & set(sys.modules))))\n"
+        "from headwater.producer.cli import main\n"
+        f"main([{name!r}, '--help'])\n"
+    )
+
+    result = run_python(code)
+
+    assert result.returncode == 0, result.stderr
+    assert "headwater " + name in result.stdout
+    assert "Example" in result.stdout
+    assert result.stdout.endswith("loaded []\n")
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    with pytest.raises(SystemExit) as leaving:
+        app.main(["nonsense"])
+
+    assert leaving.value.code == 2
+
+
+def test_our_errors_become_one_line() -> None:
+    assert app.explain(HeadwaterError("first\nsecond")) == "first second"
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    error = ModuleNotFoundError("No module named 'mlx_lm.utils'", name="mlx_lm.utils")
+
+    assert app.explain(error) == "this needs mlx_lm: pip install 'headwater[worker]'"
+
+
+def test_a_bug_of_ours_keeps_its_traceback() -> None:
+    assert (
+        app.explain(ModuleNotFoundError("No module named 'headwater.x'", name="headwater.x"))
+        is None
+    )
+    assert app.explain(KeyError("x")) is None
