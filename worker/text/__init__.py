@@ -1,1 +1,17 @@
 """Token ids to text: detokenizer, stop strings, deltas."""
+
+from .detokenizer import Detokenizer, start_detokenizer
+from .sequence_text import SequenceText, Stop, TextDivergedError
+from .stops import StopMatcher, StopOutput
+from .vocabulary import Vocabulary
+
+__all__ = [
+    "Detokenizer",
+    "SequenceText",
+    "Stop",
+    "StopMatcher",
+    "StopOutput",
+    "TextDivergedError",
+    "Vocabulary",
+    "start_detokenizer",
+]
