@@ -24,6 +24,9 @@ from headwater.schemas import HeadwaterError
 class ProducerError(HeadwaterError):
     """Base of what the producer raises."""
 
+    submitted: tuple[str, ...] = ()
+    """On an error of submit_many: the ids of the jobs that are on their way all the same."""
+
 
 class ServerUnavailable(ProducerError):
     """The Redis or Valkey server can't be reached or refuses us."""

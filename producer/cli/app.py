@@ -1,6 +1,6 @@
 """The `headwater` command: finds the command's module, runs it, and turns errors into one line.
 
-Every other module of this folder except `options` and `app` is a command: it exposes
+Every module of this folder that `_NOT_COMMANDS` does not name is a command: it exposes
 `register(app: typer.Typer) -> None` and imports nothing slow (mlx, redis, rq, tokenizers) at
 its top, only inside the functions that need it. Any HeadwaterError ends as one line, exit 1.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 from headwater.schemas.errors import HeadwaterError
 
-_NOT_COMMANDS = ("app", "options")
+_NOT_COMMANDS = ("app", "following", "options")
 
 _EXTRAS = {
     "mlx": "worker",

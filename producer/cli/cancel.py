@@ -1,0 +1,28 @@
+"""`headwater cancel`: ask for the end of a job."""
+
+from typing import Annotated
+
+import typer
+
+from .options import JsonOption, RedisOption, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: headwater cancel 3f2a9c")(cancel)
+
+
+def cancel(
+    job_id: Annotated[str, typer.Argument(help="As `submit` printed it.")],
+    redis: RedisOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Cancel a job: at once while it is queued, within a step while it runs."""
+    from ..client import Producer
+    from ..connection import connect
+
+    outcome = Producer(connect(redis)).cancel(job_id)
+    if json:
+        print_json({"job_id": job_id, "outcome": outcome.value})
+    else:
+        typer.echo(f"{job_id}: {outcome.describe()}")

@@ -1,0 +1,183 @@
+"""Producer: submit jobs, cancel them, read their text."""
+
+import secrets
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from headwater.schemas import EntryId, GenerationJob, ModelCard, keys, limits
+from redis import Redis
+from redis.exceptions import WatchError
+
+from .client_cancel import CancelOutcome, cancel_job
+from .client_idempotency import Record, payload_digest
+from .client_queue import JobQueue, job_key, queue_names
+from .connection import connect
+from .errors import DuplicateJob, ProducerError, QueueFull
+from .models import ModelDirectory, fit_to_card
+from .tail import TailItem, tail
+
+_CHUNK = 256
+"""Jobs per transaction of submit_many: large enough for speed, small enough for the server."""
+
+
+def new_job(model: str, prompt_token_ids: Sequence[int], **fields: Any) -> GenerationJob:
+    """Return a job with an id of its own; *fields* are GenerationJob's others.
+
+    Raises SchemaError that names each wrong field.
+    """
+    values = {"job_id": uuid.uuid4().hex, **fields}
+    return GenerationJob.parse(
+        {"model": model, "prompt_token_ids": tuple(prompt_token_ids), **values}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitSettings:
+    """Limits of a Producer."""
+
+    max_queue_depth: int | None = None
+    """Jobs that may wait in one queue. Submitters that race each other may overshoot it by
+    what they hold in hand."""
+    check_model: bool = True
+    """Whether jobs are checked against the card of their model. Without it a job for an unknown
+    alias waits until a worker with that alias comes."""
+    idempotency_ttl_s: int = 24 * 3600
+
+
+class Producer:
+    """The caller's side of a queue. Safe to share between threads."""
+
+    def __init__(self, redis: Redis | str | None = None, settings: SubmitSettings | None = None):
+        """Use a client, or connect to a URL, or to this user's running embedded server."""
+        self.redis = redis if isinstance(redis, Redis) else connect(redis)
+        self.models = ModelDirectory(self.redis)
+        self._settings = settings or SubmitSettings()
+        self._queue = JobQueue(self.redis)
+
+    def submit(
+        self,
+        job: GenerationJob,
+        *,
+        idempotency_key: str | None = None,
+        card: ModelCard | None = None,
+    ) -> str:
+        """Enqueue *job* and return its id.
+
+        With *idempotency_key*: a second submit of the same request under the same key returns
+        the first one's id, and raises IdempotencyConflict for another request. *card* stands in
+        for the one that the worker announced. Raises InvalidRequest and its kinds, QueueFull.
+        """
+        if idempotency_key is None:
+            return self._push([self._prepare(job, card)])[0]
+        record = Record(job.job_id, payload_digest(job))
+        return self._push_once(self._prepare(job, card), record, idempotency_key)
+
+    def submit_many(
+        self, jobs: Iterable[GenerationJob], *, card: ModelCard | None = None
+    ) -> list[str]:
+        """Enqueue *jobs*, many in one round trip, and return their ids in order.
+
+        A ProducerError stops at the transaction that it concerns: the jobs of those before it
+        are submitted, and its `submitted` attribute holds their ids.
+        """
+        submitted: list[str] = []
+        remaining = iter(jobs)
+        try:
+            while chunk := [self._prepare(job, card) for job in islice(remaining, _CHUNK)]:
+                submitted += self._push(chunk)
+        except ProducerError as error:
+            error.submitted = tuple(submitted)
+            raise
+        return submitted
+
+    def cancel(self, job_id: str) -> CancelOutcome:
+        """Cancel a job; harmless when repeated."""
+        return cancel_job(self.redis, self._queue, job_id)
+
+    def tail(self, job_id: str, after: EntryId | None = None) -> Iterator[TailItem]:
+        """Yield what the job writes, from its start or after an entry id. See tail.tail."""
+        return tail(self.redis, job_id, after)
+
+    def _prepare(self, job: GenerationJob, card: ModelCard | None) -> GenerationJob:
+        if card is None and self._settings.check_model:
+            card = self.models.card(job.model)
+        if card is not None:
+            job = fit_to_card(job, card)
+        if job.sampling.seed is None:
+            seed = secrets.randbelow(limits.MAX_SEED + 1)
+            job = job.model_copy(
+                update={"sampling": job.sampling.model_copy(update={"seed": seed})}
+            )
+        return job
+
+    def _push(self, jobs: list[GenerationJob]) -> list[str]:
+        ids = [job.job_id for job in jobs]
+        job_keys = [job_key(job_id) for job_id in ids]
+        if len(set(ids)) < len(ids):
+            raise DuplicateJob("a job id appears twice among the jobs to submit")
+        is_repeat = False
+        pipeline: Any  # redis-py leaves half of it untyped
+        with self.redis.pipeline() as pipeline:
+            while True:
+                # RQ would overwrite a job of the same id, even a running one.
+                pipeline.watch(*job_keys)
+                if pipeline.exists(*job_keys):
+                    if is_repeat and self._queue.holds(pipeline, jobs):
+                        return ids
+                    raise DuplicateJob(f"job {self._first_existing(ids)} exists already")
+                self._check_depth(pipeline, jobs)
+                pipeline.multi()
+                for job in jobs:
+                    self._queue.push(pipeline, job)
+                try:
+                    pipeline.execute()
+                except WatchError:
+                    # Also what redis-py makes of a lost reply: the jobs may be there, by us.
+                    is_repeat = True
+                    continue
+                return ids
+
+    def _push_once(self, job: GenerationJob, record: Record, idempotency_key: str) -> str:
+        record_key = keys.idempotency_key(job.namespace, idempotency_key)
+        pipeline: Any  # redis-py leaves half of it untyped
+        with self.redis.pipeline() as pipeline:
+            while True:
+                pipeline.watch(record_key)
+                known = Record.parse(pipeline.get(record_key))
+                if known is not None:
+                    known.check(record, idempotency_key)
+                    job = job.model_copy(update={"job_id": known.job_id})
+                pipeline.watch(job_key(job.job_id))
+                if pipeline.exists(job_key(job.job_id)):
+                    if known is not None:
+                        return known.job_id
+                    raise DuplicateJob(f"job {job.job_id} exists already")
+                self._check_depth(pipeline, [job])
+                pipeline.multi()
+                stored = record._replace(job_id=job.job_id).encode()
+                pipeline.set(record_key, stored, ex=self._settings.idempotency_ttl_s)
+                self._queue.push(pipeline, job)
+                try:
+                    pipeline.execute()
+                except WatchError:
+                    continue
+                return job.job_id
+
+    def _check_depth(self, pipeline: Any, jobs: list[GenerationJob]) -> None:
+        limit = self._settings.max_queue_depth
+        if limit is None:
+            return
+        names = queue_names(jobs)
+        for name, depth in zip(names, self._queue.depths(pipeline, names), strict=True):
+            num_new = sum(keys.job_queue_name(job) == name for job in jobs)
+            if depth + num_new > limit:
+                raise QueueFull(
+                    f"queue {name} holds {depth} jobs; {num_new} more would exceed its limit of"
+                    f" {limit}: submit later"
+                )
+
+    def _first_existing(self, job_ids: list[str]) -> str:
+        return next((i for i in job_ids if self.redis.exists(job_key(i))), "of the same id")

@@ -1,0 +1,71 @@
+"""Cancelling a job: a durable wish for its worker, or its end at once while it is queued."""
+
+from enum import Enum
+from typing import Any
+
+from headwater.schemas import Cancelled, keys
+from redis import Redis
+from redis.exceptions import WatchError
+
+from .client_queue import RQ_FIELDS, JobQueue, JobState, RQJob, job_key, parse_rq_job
+from .stream_close import close_command
+
+CANCEL_TTL_S = 7 * 24 * 3600
+"""How long the wish is kept: longer than a job may reasonably wait and run."""
+
+
+class CancelOutcome(Enum):
+    """What a cancel came to."""
+
+    CANCELLED = "cancelled"
+    REQUESTED = "requested"
+    ALREADY_ENDED = "already_ended"
+    UNKNOWN = "unknown"
+
+    def describe(self) -> str:
+        """Return the outcome in words for a person."""
+        return {
+            CancelOutcome.CANCELLED: "cancelled while it was queued",
+            CancelOutcome.REQUESTED: "its worker will cancel it",
+            CancelOutcome.ALREADY_ENDED: "had ended already",
+            CancelOutcome.UNKNOWN: "no such job (never submitted, or expired)",
+        }[self]
+
+
+def cancel_job(redis: Redis, queue: JobQueue, job_id: str) -> CancelOutcome:
+    """Cancel a job; repeating it changes nothing and repairs a cancel that was cut short."""
+    pipeline: Any  # redis-py leaves half of it untyped
+    with redis.pipeline() as pipeline:
+        while True:
+            pipeline.watch(job_key(job_id), keys.stream_key(job_id))
+            has_stream, has_end = _look_at_stream(pipeline, job_id)
+            rq_job = parse_rq_job(pipeline.hmget(job_key(job_id), *RQ_FIELDS))
+            if has_end:
+                return CancelOutcome.ALREADY_ENDED
+            if rq_job is None:
+                return CancelOutcome.ALREADY_ENDED if has_stream else CancelOutcome.UNKNOWN
+            if rq_job.state is JobState.ENDED:
+                return CancelOutcome.ALREADY_ENDED
+            pipeline.multi()
+            outcome = _add_commands(pipeline, queue, job_id, rq_job)
+            try:
+                pipeline.execute()
+            except WatchError:
+                continue
+            return outcome
+
+
+def _look_at_stream(pipeline: Any, job_id: str) -> tuple[bool, bool]:
+    entries = pipeline.xrevrange(keys.stream_key(job_id), count=1)
+    return bool(entries), bool(entries) and b"end" in entries[0][1]
+
+
+def _add_commands(pipeline: Any, queue: JobQueue, job_id: str, rq_job: RQJob) -> CancelOutcome:
+    pipeline.set(keys.cancel_key(job_id), b"1", ex=CANCEL_TTL_S)
+    if rq_job.state is not JobState.QUEUED:
+        return CancelOutcome.REQUESTED
+    # A worker may hold the id in its hands without having said so in the job's hash: its
+    # attempt then finds the end that we write here, and generates nothing.
+    pipeline.execute_command(*close_command(job_id, Cancelled()))
+    queue.mark_cancelled(pipeline, job_id, rq_job.queue_name)
+    return CancelOutcome.CANCELLED

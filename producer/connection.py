@@ -1,0 +1,64 @@
+"""Connecting to the server, with errors that say what to do."""
+
+from importlib import import_module
+from urllib.parse import urlsplit, urlunsplit
+
+from redis import Redis
+from redis.exceptions import AuthenticationError, RedisError
+
+from .errors import ServerUnavailable
+
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+def connect(url: str | None = None) -> Redis:
+    """Return a client of the server at *url* that has answered a PING.
+
+    Without *url*: the embedded server that a worker or demo of this user has running.
+    Raises ServerUnavailable.
+    """
+    url = url or _running_url()
+    if urlsplit(url).scheme not in _SCHEMES:
+        raise ServerUnavailable(
+            f"not a Redis URL: {hide_password(url)!r}; expected redis://, rediss:// or unix://"
+        )
+    try:
+        client = Redis.from_url(url)
+        client.ping()
+    except (RedisError, ValueError, OSError) as error:
+        raise ServerUnavailable(explain(error, url)) from error
+    return client
+
+
+def explain(error: Exception, url: str) -> str:
+    """Return one line that says what *error* means for the server at *url*."""
+    shown = hide_password(url)
+    if is_refused_login(error):
+        return f"{shown} refuses the login ({error}): give redis://USER:PASSWORD@HOST:PORT/DB"
+    if isinstance(error, ValueError):
+        return f"not a Redis URL: {shown!r} ({error})"
+    return f"no answer from {shown} ({error}): is the server running?"
+
+
+def is_refused_login(error: Exception) -> bool:
+    """Whether the server wants another user name or password."""
+    # A missing password is a plain response error on some servers.
+    return isinstance(error, AuthenticationError) or str(error).startswith(("NOAUTH", "WRONGPASS"))
+
+
+def hide_password(url: str) -> str:
+    """Return *url* in a form that may be printed."""
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    _, _, host = parts.netloc.rpartition("@")
+    return urlunsplit(parts._replace(netloc=f"***@{host}"))
+
+
+def _running_url() -> str:
+    # Only here: whoever gives a URL needs nothing of the embedded server.
+    embedded = import_module(f"{__package__}.embedded")
+    url: str | None = embedded.running_url()
+    if url is None:
+        raise ServerUnavailable("no server: start `headwater worker` first or give --redis URL")
+    return url

@@ -1,0 +1,92 @@
+"""The models that workers have announced: their cards and tokenizers."""
+
+from typing import Any
+
+from headwater.schemas import GenerationJob, ModelCard, TokenizerFiles, keys
+from redis import Redis
+
+from .errors import InvalidRequest, PromptTooLong, TokenizationError, UnknownModel
+from .tokenization import Tokenizer
+
+_MAX_LISTED = 20
+
+
+class ModelDirectory:
+    """Cards and tokenizers, fetched once and kept; a card is fetched again on request only."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._cards: dict[str, ModelCard] = {}
+        self._tokenizers: dict[str, Tokenizer] = {}
+
+    def aliases(self) -> list[str]:
+        """Return the aliases that have a card, sorted."""
+        prefix = keys.model_card_key("")
+        found = self._redis.scan_iter(match=keys.model_card_key("*"), count=1000)
+        return sorted(key.decode().removeprefix(prefix) for key in found)
+
+    def card(self, alias: str, *, refresh: bool = False) -> ModelCard:
+        """Return the card behind *alias*; raises UnknownModel, which lists the known ones."""
+        if refresh or alias not in self._cards:
+            data = self._redis.get(keys.model_card_key(alias))
+            if data is None:
+                self._cards.pop(alias, None)
+                raise UnknownModel(self._unknown(alias))
+            self._cards[alias] = ModelCard.decode(data)
+        return self._cards[alias]
+
+    def tokenizer(self, alias: str) -> Tokenizer:
+        """Return the tokenizer of the model behind *alias*.
+
+        Raises UnknownModel, and TokenizationError when the worker has announced none.
+        """
+        fingerprint = self.card(alias).tokenizer_fingerprint
+        if fingerprint not in self._tokenizers:
+            data: Any = self._redis.get(keys.tokenizer_key(fingerprint))
+            if data is None:
+                raise TokenizationError(
+                    f"the tokenizer of model {alias!r} is not announced: is its worker running?"
+                    " Or give a tokenizer directory"
+                )
+            self._tokenizers[fingerprint] = Tokenizer(TokenizerFiles.decompress(data))
+        return self._tokenizers[fingerprint]
+
+    def _unknown(self, alias: str) -> str:
+        known = self.aliases()
+        if not known:
+            return f"unknown model {alias!r}: no worker has announced a model; start one first"
+        listed = ", ".join(known[:_MAX_LISTED])
+        return f"unknown model {alias!r}; known: {listed}"
+
+
+def fit_to_card(job: GenerationJob, card: ModelCard) -> GenerationJob:
+    """Return *job* with the tokenizer's fingerprint filled in.
+
+    Raises InvalidRequest for token ids outside the vocabulary or another tokenizer, and
+    PromptTooLong.
+    """
+    num_prompt = len(job.prompt_token_ids)
+    if num_prompt + job.max_tokens > card.context_length:
+        raise PromptTooLong(
+            f"prompt ({num_prompt} tokens) + max_tokens ({job.max_tokens}) is over the context of"
+            f" model {job.model!r} ({card.context_length} tokens)"
+        )
+    _check_vocabulary("prompt_token_ids", job.prompt_token_ids, card)
+    _check_vocabulary("stop_token_ids", job.stop_token_ids, card)
+    if job.tokenizer_fingerprint is None:
+        return job.model_copy(update={"tokenizer_fingerprint": card.tokenizer_fingerprint})
+    if job.tokenizer_fingerprint != card.tokenizer_fingerprint:
+        raise InvalidRequest(
+            f"the prompt was made with another tokenizer ({job.tokenizer_fingerprint}) than"
+            f" model {job.model!r} has ({card.tokenizer_fingerprint})"
+        )
+    return job
+
+
+def _check_vocabulary(field: str, token_ids: tuple[int, ...], card: ModelCard) -> None:
+    if token_ids and max(token_ids) >= card.vocab_size:
+        index = next(i for i, token in enumerate(token_ids) if token >= card.vocab_size)
+        raise InvalidRequest(
+            f"{field}[{index}] is {token_ids[index]}; model {card.alias!r} has token ids 0 to"
+            f" {card.vocab_size - 1}"
+        )

@@ -1,0 +1,131 @@
+"""StreamReader: the rules by which a job's entries become output, without any input or output."""
+
+from typing import NamedTuple, TypeAlias
+
+from headwater.schemas import (
+    END_TYPES,
+    FENCE_TYPES,
+    Channel,
+    Delta,
+    DeltaPart,
+    End,
+    EntryId,
+    Fence,
+    Released,
+    Restarted,
+    StreamEntry,
+    TextSpan,
+)
+
+from .errors import StreamDiverged, StreamGap
+
+
+class AttemptOpened(NamedTuple):
+    """A worker has taken the job up; what was shown so far stays."""
+
+    id: EntryId
+    fence: Fence
+
+
+class Restart(NamedTuple):
+    """What was shown so far is void: discard it. The text begins anew."""
+
+    id: EntryId
+    fence: Restarted
+
+
+class Output(NamedTuple):
+    """New tokens and text of one choice; nothing in it was given before."""
+
+    id: EntryId
+    """Of the entry that it came with. Resume after it once all of its outputs are handled."""
+    choice: int
+    start: int
+    """Tokens of the choice before these."""
+    token_ids: tuple[int, ...]
+    text: tuple[TextSpan, ...]
+
+
+class Ended(NamedTuple):
+    """The job's end; nothing follows."""
+
+    id: EntryId
+    event: End
+
+
+TailItem: TypeAlias = AttemptOpened | Restart | Output | Ended
+
+
+class StreamReader:
+    """Turns a stream's entries, in order and from its first one, into items.
+
+    Overlaps between attempts are dropped, holes and contradictions are errors: what comes out
+    holds every token and every character exactly once.
+    """
+
+    def __init__(self) -> None:
+        self.last_id = EntryId(0, 0)
+        """Where to read on; attempts count from 1."""
+        self.end: Ended | None = None
+        self._tokens: dict[int, list[int]] = {}
+        self._texts: dict[tuple[int, Channel], str] = {}
+
+    def feed(self, entry: StreamEntry) -> list[TailItem]:
+        """Take the next entry; raises StreamGap and StreamDiverged. Past the end: ignored."""
+        if self.end is not None:
+            return []
+        self._check_order(entry)
+        self.last_id = entry.id
+        event = entry.event
+        if isinstance(event, Delta):
+            outputs = [self._take(entry.id, part) for part in event.parts]
+            return [output for output in outputs if output.token_ids or output.text]
+        if isinstance(event, END_TYPES):
+            self.end = Ended(entry.id, event)
+            return [self.end]
+        if isinstance(event, Restarted):
+            self._tokens.clear()
+            self._texts.clear()
+            return [Restart(entry.id, event)]
+        if isinstance(event, Released):
+            return []
+        return [AttemptOpened(entry.id, event)]
+
+    def _check_order(self, entry: StreamEntry) -> None:
+        last, new = self.last_id, entry.id
+        if new.attempt == last.attempt:
+            if new.seq != last.seq + 1:
+                raise StreamGap(f"entry {new} came after {last}: entries between are missing")
+        elif new.attempt < last.attempt or new.seq != 0:
+            raise StreamGap(f"entry {new} came after {last}: attempt {new.attempt} has no start")
+        elif not isinstance(entry.event, FENCE_TYPES + END_TYPES):
+            raise StreamGap(f"entry {new} is a {entry.event.type}, which can't open an attempt")
+
+    def _take(self, entry_id: EntryId, part: DeltaPart) -> Output:
+        where = f"entry {entry_id}, choice {part.choice}"
+        known = self._tokens.setdefault(part.choice, [])
+        num_old = _overlap(known, part.start, part.token_ids, f"{where}, token")
+        new = part.token_ids[num_old:]
+        known.extend(new)
+        spans = (self._take_span(where, part.choice, span) for span in part.text)
+        text = tuple(span for span in spans if span.text)
+        return Output(entry_id, part.choice, part.start + num_old, new, text)
+
+    def _take_span(self, where: str, choice: int, span: TextSpan) -> TextSpan:
+        key = (choice, span.channel)
+        known = self._texts.get(key, "")
+        num_old = _overlap(known, span.text_start, span.text, f"{where}, {span.channel} character")
+        new = span.text[num_old:]
+        self._texts[key] = known + new
+        return span.model_copy(update={"text_start": span.text_start + num_old, "text": new})
+
+
+def _overlap(known: list[int] | str, start: int, new: tuple[int, ...] | str, where: str) -> int:
+    """Return how much of *new*, which stands at *start*, is in *known* already."""
+    if start > len(known):
+        raise StreamGap(f"{where} {len(known)} is missing: the entry starts at {start}")
+    overlap = known[start : start + len(new)]
+    for index, (old, again) in enumerate(zip(overlap, new, strict=False)):
+        if old != again:
+            raise StreamDiverged(f"{where} {start + index} was {old!r} before and is {again!r} now")
+    return len(overlap)
