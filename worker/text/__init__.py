@@ -1,7 +1,7 @@
 """Token ids to text: detokenizer, stop strings, deltas."""
 
 from .detokenizer import Detokenizer, start_detokenizer
-from .sequence_text import SequenceText, Stop, TextDivergedError
+from .sequence_text import SequenceText, Stop, TextDiverged
 from .stops import StopMatcher, StopOutput
 from .vocabulary import Vocabulary
 
@@ -11,7 +11,7 @@ __all__ = [
     "Stop",
     "StopMatcher",
     "StopOutput",
-    "TextDivergedError",
+    "TextDiverged",
     "Vocabulary",
     "start_detokenizer",
 ]

@@ -3,14 +3,21 @@
 from collections.abc import Collection, Iterable
 from typing import NamedTuple, Self
 
-from headwater.schemas import DeltaPart, FinishReason, GenerationJob, StreamMode, TextSpan
+from headwater.schemas import (
+    DeltaPart,
+    FinishReason,
+    GenerationJob,
+    HeadwaterError,
+    StreamMode,
+    TextSpan,
+)
 
 from .detokenizer import start_detokenizer
 from .stops import StopMatcher
 from .vocabulary import Vocabulary
 
 
-class TextDivergedError(ValueError):
+class TextDiverged(HeadwaterError):
     """Published tokens do not give the published text any more: the job has to start again."""
 
 
@@ -73,7 +80,7 @@ class SequenceText:
         """Rebuild the state after the *published* parts (those of other choices are skipped).
 
         Nothing that is out already comes again from take(). Where the published tokens end the
-        choice, `stop` is set. Raises TextDivergedError when the text rebuilt from the published
+        choice, `stop` is set. Raises TextDiverged when the text rebuilt from the published
         tokens does not start with the published text.
         """
         text = cls(vocabulary, job, eos_token_ids=eos_token_ids, choice=choice)
@@ -125,13 +132,8 @@ class SequenceText:
         if not (self._pending_token_ids or text):
             return None
         token_ids, self._pending_token_ids = tuple(self._pending_token_ids), []
-        # Our own values: validating them again would cost more than making them.
-        return DeltaPart.model_construct(
-            choice=self._choice,
-            start=self._num_tokens - len(token_ids),
-            token_ids=token_ids,
-            text=text,
-        )
+        start = self._num_tokens - len(token_ids)
+        return DeltaPart(choice=self._choice, start=start, token_ids=token_ids, text=text)
 
     def _token_stop(self, token_id: int) -> Stop:
         is_eos = token_id in self._eos_token_ids
@@ -163,10 +165,10 @@ class SequenceText:
         published = _Published()
         for part in parts:
             if part.start != self._num_tokens:
-                raise TextDivergedError(f"token {part.start} follows token {self._num_tokens}")
+                raise TextDiverged(f"token {part.start} follows token {self._num_tokens}")
             for token_id in part.token_ids:
                 if self._stop is not None:
-                    raise TextDivergedError(f"tokens go on after the end at {self._num_tokens}")
+                    raise TextDiverged(f"tokens go on after the end at {self._num_tokens}")
                 self.push(token_id)
             published.add(part)
         self._pending_token_ids = []
@@ -181,10 +183,10 @@ class _Published:
         self._num_chars = 0
 
     def add(self, part: DeltaPart) -> None:
-        """Take the next part; raises TextDivergedError where it leaves a hole or overlaps."""
+        """Take the next part; raises TextDiverged where it leaves a hole or overlaps."""
         for span in part.text:
             if span.text_start != self._num_chars:
-                raise TextDivergedError(f"character {span.text_start} follows {self._num_chars}")
+                raise TextDiverged(f"character {span.text_start} follows {self._num_chars}")
             self.pieces.append(span.text)
             self._num_chars += len(span.text)
 
@@ -213,14 +215,14 @@ class _Channel:
         text = "".join(self._pieces)
         start, self._num_taken = self._num_taken, self._num_taken + len(text)
         self._pieces = []
-        return (TextSpan.model_construct(text_start=start, text=text),)
+        return (TextSpan(text_start=start, text=text),)
 
     def skip(self, published: str) -> None:
-        """Leave out text that is out already; raises TextDivergedError if it differs."""
+        """Leave out text that is out already; raises TextDiverged if it differs."""
         rebuilt = "".join(self._pieces)
         if not rebuilt.startswith(published):
             position = _first_difference(rebuilt, published)
-            raise TextDivergedError(f"rebuilt text differs at character {position}")
+            raise TextDiverged(f"rebuilt text differs at character {position}")
         if not self._keeps_all:
             rest = rebuilt[len(published) :]
             self._pieces = [rest] if rest else []

@@ -29,7 +29,7 @@ _CLEANUP = (
 )
 
 
-class UnsupportedDecoderError(ValueError):
+class UnsupportedDecoder(ValueError):
     """A decoder whose text for a token depends on its neighbours."""
 
 
@@ -37,7 +37,7 @@ def bytes_function(decoder: Mapping[str, Any] | None) -> BytesOf:
     """Return the function from a token's string to the bytes that it adds to a text.
 
     *decoder* is tokenizer.json's `decoder` section; None joins tokens with spaces.
-    Raises UnsupportedDecoderError when no such function exists.
+    Raises UnsupportedDecoder when no such function exists.
     """
     if decoder is None:
         return lambda token: b" " + token.encode()
@@ -71,7 +71,7 @@ class _Plan:
             self._require_text(kind)
             self._steps.append(_TEXT_STEPS[kind](stage))
         else:
-            raise UnsupportedDecoderError(f"decoder {kind} does not work token by token")
+            raise UnsupportedDecoder(f"decoder {kind} does not work token by token")
 
     def compile(self) -> BytesOf:
         """Return the function of all stages."""
@@ -93,7 +93,7 @@ class _Plan:
 
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise UnsupportedDecoderError(f"decoder {otherwise}")
+        raise UnsupportedDecoder(f"decoder {otherwise}")
 
 
 def _flatten(decoder: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -10,7 +10,7 @@ import structlog
 from headwater.schemas import TokenizerFiles
 from tokenizers import Tokenizer
 
-from .token_bytes import UnsupportedDecoderError, bytes_function
+from .token_bytes import UnsupportedDecoder, bytes_function
 
 Piece: TypeAlias = str | bytes
 """A token's text; bytes where it is not whole UTF-8 by itself."""
@@ -66,7 +66,7 @@ def to_bytes(piece: Piece) -> bytes:
 def _checked_pieces(tokenizer: Tokenizer) -> tuple[Piece, ...] | None:
     try:
         pieces = _build_pieces(tokenizer)
-    except UnsupportedDecoderError as error:
+    except UnsupportedDecoder as error:
         log.warning("detokenizer_without_table", reason=str(error))
         return None
     disagreement = find_disagreement(tokenizer, pieces)

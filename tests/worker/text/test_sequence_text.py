@@ -4,7 +4,7 @@ import random
 
 import pytest
 from headwater.schemas import DeltaPart, FinishReason, StreamMode
-from headwater.worker.text import SequenceText, Stop, TextDivergedError, Vocabulary
+from headwater.worker.text import SequenceText, Stop, TextDiverged, Vocabulary
 
 LENGTH = Stop(FinishReason.LENGTH)
 EOS = Stop(FinishReason.STOP)
@@ -323,12 +323,12 @@ def test_published_text_that_its_tokens_do_not_give_is_told(change, word, plain,
     first = plain.sequence_text(make_job())
     push_all(first, ids)
     published = DeltaPart.parse(first.take().model_dump() | change)
-    with pytest.raises(TextDivergedError, match=word):
+    with pytest.raises(TextDiverged, match=word):
         plain.resume(make_job(), [published])
 
 
 def test_published_tokens_after_an_end_are_told(plain, make_job):
     ids = plain.ids(["a", "b", "c"])
     part = DeltaPart(choice=0, start=0, token_ids=tuple(ids), text=())
-    with pytest.raises(TextDivergedError, match="go on after the end at 2"):
+    with pytest.raises(TextDiverged, match="go on after the end at 2"):
         plain.resume(make_job(max_tokens=2), [part])
