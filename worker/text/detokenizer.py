@@ -62,6 +62,11 @@ class ByteDetokenizer:
         self._tail = b""
         self._prompt_tail = _incomplete_tail(pieces, prompt_token_ids)
 
+    @property
+    def num_held_bytes(self) -> int:
+        """Bytes of an incomplete character, which the next token may complete."""
+        return len(self._tail)
+
     def push(self, token_id: int) -> str:
         """Return the text that is certain now and was not before."""
         try:

@@ -179,13 +179,13 @@ def test_ids_past_the_tokenizers_vocabulary_give_no_text(vocabulary):
     assert all_text(vocabulary, [5, 99_999], [99_999, 1_000_000]) == ""
 
 
-def test_work_and_state_per_token_do_not_grow(vocabularies):
+def test_at_most_an_incomplete_character_is_held(vocabularies):
     vocabulary = vocabularies["byte_level"]
     detokenizer = start_detokenizer(vocabulary, list(range(50)) * 20)
     held = []
     for token_id in [*range(len(vocabulary.pieces))] * 10:
         detokenizer.push(token_id)
-        held.append(len(detokenizer._tail))
+        held.append(detokenizer.num_held_bytes)
     assert max(held) <= 3
 
 

@@ -1,0 +1,78 @@
+"""headwater bench: run us and a peer on the same work, in turn."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from .options import JsonOption, print_json
+
+_Repeat = Annotated[
+    int | None, typer.Option("--repeat", min=1, help="Runs to take medians of; default: its own.")
+]
+_Quick = Annotated[bool, typer.Option("--quick", help="A size that takes at most 20 s.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command, with one subcommand for each scenario."""
+    from headwater.worker.bench.registry import SCENARIOS
+
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    for scenario in SCENARIOS.values():
+        group.command(scenario.name, help=_help(scenario))(_command(scenario))
+    app.add_typer(
+        group,
+        name="bench",
+        help="Measure us and a peer on the same work, in turn.\n\n"
+        "Example: headwater bench detok --json",
+    )
+
+
+def _help(scenario: Any) -> str:
+    return f"{scenario.summary}\n\nExample: headwater bench {scenario.name} --json"
+
+
+def _command(scenario: Any) -> Callable[..., None]:
+    """Return the scenario's command: its settings' fields are its flags."""
+
+    def command(json: bool, repeat: int | None = None, quick: bool = False, **flags: Any) -> None:
+        _run(scenario, scenario.settings(**flags), json=json, repeat=repeat, quick=quick)
+
+    parameters = [*map(_flag, dataclasses.fields(scenario.settings)), *_COMMON]
+    # typer reads a command's flags from its signature.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def _flag(field: "dataclasses.Field[Any]") -> inspect.Parameter:
+    name = f"--{field.name.replace('_', '-')}"
+    annotation = Annotated[field.type, typer.Option(name, help=field.metadata["help"])]  # type: ignore[name-defined]
+    return _keyword(field.name, annotation, field.default)
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
+
+
+_COMMON = (
+    _keyword("json", JsonOption, False),
+    _keyword("repeat", _Repeat, None),
+    _keyword("quick", _Quick, False),
+)
+
+
+def _run(scenario: Any, settings: Any, *, json: bool, repeat: int | None, quick: bool) -> None:
+    from headwater.worker.bench.scenario import run_scenario
+
+    report = run_scenario(scenario, settings, repeat=repeat, quick=quick)
+    if json:
+        print_json(report.to_json())
+        return
+    from rich.console import Console
+
+    Console().print(report.to_table())
