@@ -6,39 +6,14 @@ lets it have.
 """
 
 from collections.abc import Sequence as Seq
-from enum import Enum, auto
 from typing import Protocol
 
 import mlx.core as mx
 
+from ..segment import CacheKind, Segment
 from ..sequence import Sequence
 
-
-class CacheKind(Enum):
-    """What a model's cache lets a prefix cache store."""
-
-    SEGMENTS = auto()
-    """Keys and values of any token range: a match may end anywhere."""
-    SNAPSHOTS = auto()
-    """Whole states only (sliding windows, recurrent and hybrid models)."""
-
-
-class Segment(Protocol):
-    """Keys and values of a token range, or a whole state at its end. Immutable."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of the token range."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Real bytes held, a slice's whole parent included where it is kept alive."""
-        ...
-
-    def split(self, position: int) -> tuple["Segment", "Segment"]:
-        """Cut at *position*, 0 < position < num_tokens; both halves own their memory."""
-        ...
+__all__ = ["CacheKind", "ModelRunner", "Segment"]
 
 
 class ModelRunner(Protocol):
