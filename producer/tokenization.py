@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import orjson
-from headwater.schemas import TokenizerFiles
+from headwater.schemas import SchemaError, TokenizerFiles
 from tokenizers import Tokenizer as FastTokenizer
 
 from . import chat_template
@@ -40,7 +40,10 @@ class Tokenizer:
     @classmethod
     def from_directory(cls, directory: str | Path) -> Self:
         """Read tokenizer.json and its companions; raises TokenizationError."""
-        return cls(read_tokenizer_files(Path(directory)))
+        try:
+            return cls(TokenizerFiles.read(Path(directory)))
+        except SchemaError as error:
+            raise TokenizationError(str(error)) from error
 
     @property
     def fingerprint(self) -> str:
@@ -103,36 +106,6 @@ class Tokenizer:
         if not isinstance(template, str):
             raise TokenizationError("this model has no chat template: give a plain prompt")
         return template
-
-
-def read_tokenizer_files(directory: Path) -> TokenizerFiles:
-    """Read a model directory's tokenizer; raises TokenizationError that names the file."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        raise TokenizationError(f"no tokenizer.json in {directory}")
-    template_path = directory / "chat_template.jinja"
-    config_path = directory / "tokenizer_config.json"
-    config = _read_json(config_path) if config_path.is_file() else {}
-    if template_path.is_file():
-        template: Any = template_path.read_text("utf-8")
-    else:
-        template = config.get("chat_template")
-    return TokenizerFiles(
-        tokenizer=_read_json(path),
-        config=config,
-        # Several named templates stay in the config.
-        chat_template=template if isinstance(template, str) else None,
-    )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise TokenizationError(f"can't read {path}: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizationError(f"{path} holds no JSON object")
-    return value
 
 
 def _token_text(token: Any) -> str | None:

@@ -3,6 +3,7 @@
 import hashlib
 import zlib
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import orjson
@@ -33,6 +34,26 @@ class TokenizerFiles(WireModel):
         canonical = orjson.dumps(kept, option=orjson.OPT_SORT_KEYS)
         return "sha256:" + hashlib.sha256(canonical).hexdigest()
 
+    @classmethod
+    def read(cls, directory: Path) -> Self:
+        """Read a model directory's tokenizer; raises SchemaError that names the file."""
+        path = directory / "tokenizer.json"
+        if not path.is_file():
+            raise SchemaError(f"no tokenizer.json in {directory}")
+        template_path = directory / "chat_template.jinja"
+        config_path = directory / "tokenizer_config.json"
+        config = _read_json(config_path) if config_path.is_file() else {}
+        if template_path.is_file():
+            template: Any = template_path.read_text("utf-8")
+        else:
+            template = config.get("chat_template")
+        return cls(
+            tokenizer=_read_json(path),
+            config=config,
+            # Several named templates stay in the config.
+            chat_template=template if isinstance(template, str) else None,
+        )
+
     def compress(self) -> bytes:
         """Return the form that lies in Redis."""
         return zlib.compress(self.encode(), level=6)
@@ -50,3 +71,13 @@ class TokenizerFiles(WireModel):
                 f"tokenizer files are cut short or above {limits.MAX_TOKENIZER_BYTES} bytes"
             )
         return cls.decode(raw)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise SchemaError(f"can't read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise SchemaError(f"{path} holds no JSON object")
+    return value

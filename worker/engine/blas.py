@@ -38,7 +38,7 @@ class BlasChoice(NamedTuple):
         return self.name == "reference"
 
 
-class BlasLoadedTooLateError(RuntimeError):
+class BlasLoadedTooLate(RuntimeError):
     """mlx.core was imported before a BLAS could be put under it."""
 
 
@@ -49,7 +49,7 @@ def preload(num_threads: int | None = None) -> BlasChoice:
     """Load the fastest BLAS found, for this process; later calls return the first one's choice.
 
     *num_threads* limits its threads; None leaves the library's default, all cores. Raises
-    BlasLoadedTooLateError when mlx.core is imported already.
+    BlasLoadedTooLate when mlx.core is imported already.
     """
     global _chosen
     if _chosen is None:
@@ -59,7 +59,7 @@ def preload(num_threads: int | None = None) -> BlasChoice:
 
 def _load(num_threads: int | None) -> BlasChoice:
     if "mlx.core" in sys.modules:
-        raise BlasLoadedTooLateError(
+        raise BlasLoadedTooLate(
             "mlx.core is imported already; call blas.preload() before anything imports mlx"
         )
     _limit_threads(num_threads)

@@ -36,7 +36,9 @@ class ConvertedModel(NamedTuple):
 
 def convert(path: Path) -> ConvertedModel:
     """Read the GGUF file at *path*; raises ValueError for another architecture."""
-    arrays, metadata = mx.load(str(path), return_metadata=True)
+    # mlx types the reply for all of its file formats; GGUF gives two dictionaries.
+    loaded: Any = mx.load(str(path), return_metadata=True)
+    arrays, metadata = loaded
     architecture = metadata.get("general.architecture")
     if architecture != "llama":
         raise ValueError(f"{path.name} holds a {architecture!r} model; only llama is converted")

@@ -1,0 +1,207 @@
+"""Loading a model: any directory or hub name that mlx-lm can load, with clear errors."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import structlog
+from headwater.schemas import ModelCard, SchemaError, TokenizerFiles
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from mlx.utils import tree_flatten
+from mlx_lm import utils as mlx_lm_utils
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from ..errors import StartupError
+from .demo_model import DEMO_ALIAS, fetch_demo
+
+log = structlog.get_logger()
+
+_UNBOUNDED_CONTEXT = 1_048_576
+"""Assumed for recurrent models, whose config names no limit."""
+
+_CONTEXT_KEYS = (
+    "max_position_embeddings",
+    "max_sequence_length",
+    "max_seq_len",
+    "n_positions",
+    "seq_length",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and what the worker has to know of it. Lives on the thread that loaded it."""
+
+    model: Any
+    """An mlx.nn.Module of mlx_lm.models."""
+    source: str
+    config: dict[str, Any]
+    tokenizer_files: TokenizerFiles
+    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
+    vocab_size: int
+    """Width of the logits; token ids are below it."""
+    context_length: int
+    """Tokens that prompt and output together may have."""
+
+    def card(self, alias: str) -> ModelCard:
+        """Return what producers are told of this model."""
+        return ModelCard(
+            alias=alias,
+            source=self.source,
+            vocab_size=self.vocab_size,
+            context_length=self.context_length,
+            tokenizer_fingerprint=self.tokenizer_files.fingerprint,
+            eos_token_ids=tuple(sorted(self.eos_token_ids)),
+        )
+
+
+def load_model(source: str) -> LoadedModel:
+    """Load *source*: a directory, a hub name, or `demo` for the demo model.
+
+    On a CPU quantized and 16-bit weights become float32, which its BLAS computes far faster.
+    Raises StartupError that says what to do.
+    """
+    directory = fetch_demo() if source == DEMO_ALIAS else _directory(source)
+    model, config = _load_weights(directory)
+    if mx.default_device() == mx.Device(mx.cpu):
+        _to_float32(model)
+    files = _tokenizer_files(directory)
+    tokenizer = Tokenizer.from_str(json.dumps(files.tokenizer))
+    return LoadedModel(
+        model=model,
+        source=source,
+        config=config,
+        tokenizer_files=files,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset(_eos_token_ids(directory, config, files, tokenizer)),
+        vocab_size=_logits_width(model),
+        context_length=_context_length(config),
+    )
+
+
+def _directory(source: str) -> Path:
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise StartupError(
+            f"no model directory {source!r}; give a directory with config.json and *.safetensors,"
+            f" a hub name (owner/name), or {DEMO_ALIAS!r}"
+        )
+    try:
+        # mlx-lm offers no public name for it.
+        return Path(mlx_lm_utils._download(source))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise StartupError(
+            f"can't get {source!r} from the hub ({_first_line(error)}); give a local directory,"
+            " or fetch it where the hub can be reached"
+        ) from error
+
+
+def _load_weights(directory: Path) -> tuple[Any, dict[str, Any]]:
+    if not (directory / "config.json").is_file():
+        raise StartupError(f"{directory} has no config.json: is it a model directory?")
+    if not any(directory.glob("model*.safetensors")):
+        raise StartupError(
+            f"{directory} has no weights (model*.safetensors); convert the model with"
+            " `mlx_lm.convert`, or fetch it again"
+        )
+    try:
+        loaded: tuple[Any, dict[str, Any]] = mlx_lm_utils.load_model(directory)
+    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+        raise StartupError(f"can't load {directory}: {_first_line(error)}") from error
+    return loaded
+
+
+def _to_float32(model: Any) -> None:
+    # With a list as destination it is a list of (name, array).
+    parameters: list[tuple[str, mx.array]] = []
+    tree_flatten(model.parameters(), destination=parameters)
+    dtypes = {str(value.dtype) for _, value in parameters}
+    if dtypes <= {str(mx.float32)}:
+        return
+    log.info("weights_as_float32", reason="a CPU computes it fastest", were=sorted(dtypes))
+    mlx_lm_utils.dequantize_model(model)
+    model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+
+
+def _tokenizer_files(directory: Path) -> TokenizerFiles:
+    try:
+        if (directory / "tokenizer.json").is_file():
+            return TokenizerFiles.read(directory)
+        return _converted_tokenizer(directory)
+    except (SchemaError, ValueError, OSError, ImportError) as error:
+        raise StartupError(f"{directory} has no usable tokenizer: {_first_line(error)}") from error
+
+
+def _converted_tokenizer(directory: Path) -> TokenizerFiles:
+    """Return the fast form of a tokenizer that has no tokenizer.json (SentencePiece, tiktoken)."""
+    slow = AutoTokenizer.from_pretrained(directory)
+    config_path = directory / "tokenizer_config.json"
+    template = slow.chat_template
+    return TokenizerFiles(
+        tokenizer=json.loads(slow.backend_tokenizer.to_str()),
+        config=_read_json(config_path),
+        chat_template=template if isinstance(template, str) else None,
+    )
+
+
+def _eos_token_ids(
+    directory: Path, config: dict[str, Any], files: TokenizerFiles, tokenizer: Tokenizer
+) -> Iterable[int]:
+    """Yield the ends that config, generation config and tokenizer declare."""
+    places = (
+        config,
+        config.get("text_config") or {},
+        _read_json(directory / "config.json"),
+        _read_json(directory / "generation_config.json"),
+    )
+    for place in places:
+        declared = place.get("eos_token_id")
+        yield from [declared] if isinstance(declared, int) else declared or []
+    for place in (files.config, _read_json(directory / "special_tokens_map.json")):
+        token = place.get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        token_id = tokenizer.token_to_id(text) if isinstance(text, str) else None
+        if token_id is not None:
+            yield token_id
+
+
+def _logits_width(model: Any) -> int:
+    # Configs differ in where they say it, and some pad the embedding beyond the vocabulary.
+    return int(model(mx.array([[0]])).shape[-1])
+
+
+def _context_length(config: dict[str, Any]) -> int:
+    for place in (config, config.get("text_config") or {}):
+        declared = next((place[key] for key in _CONTEXT_KEYS if place.get(key)), None)
+        if declared is not None:
+            return max(int(declared), _stretched_context(place))
+    return _UNBOUNDED_CONTEXT
+
+
+def _stretched_context(config: dict[str, Any]) -> int:
+    """Return what rope scaling makes of the original context, 0 where it is not in use."""
+    scaling = config.get("rope_scaling") or {}
+    original = scaling.get("original_max_position_embeddings")
+    return int(original * scaling.get("factor", 1)) if original else 0
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StartupError(f"can't read {path}: {_first_line(error)}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
