@@ -16,6 +16,15 @@ from ..sequence import Sequence
 __all__ = ["CacheKind", "ModelRunner", "Segment"]
 
 
+class DeviceSegment(Segment, Protocol):
+    """A segment as runners make them."""
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The arrays held, which may be lazy: evaluating them makes the copy."""
+        ...
+
+
 class ModelRunner(Protocol):
     """Keys and values of the running sequences, and the forwards over them.
 
@@ -55,7 +64,14 @@ class ModelRunner(Protocol):
         """
         ...
 
-    def extract(self, sequence: Sequence, start: int, end: int) -> Segment:
+    def state(self, rows: Seq[Sequence]) -> list[mx.array]:
+        """Return the arrays that *rows* live in, for the engine to evaluate with a step.
+
+        Without it the graph of chunks whose logits nobody reads would grow for ever.
+        """
+        ...
+
+    def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
         """Return a copy of the row's tokens [start, end).
 
         With SNAPSHOTS *end* must be what the row has computed, and the segment is the state

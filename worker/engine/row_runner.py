@@ -1,0 +1,127 @@
+"""Rows one at a time: right for every model that mlx-lm can generate with, and the slowest."""
+
+from collections.abc import Sequence as Seq
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import make_prompt_cache
+
+from ..sequence import Sequence
+from .runner import CacheKind, DeviceSegment, Segment
+from .segments import (
+    KVSegment,
+    StateSnapshot,
+    classify,
+    extract_kv,
+    flatten,
+    restore_kv,
+    state_arrays,
+)
+
+
+class Row:
+    """The caches of one sequence, as mlx-lm's models take them."""
+
+    def __init__(self, model: Module, kind: CacheKind, prefix: Seq[Segment]) -> None:
+        self._model = model
+        self._kind = kind
+        self.caches: list[Any]
+        if prefix and kind is CacheKind.SNAPSHOTS:
+            (snapshot,) = prefix
+            self.caches = cast(StateSnapshot, snapshot).restore()
+            self.num_tokens = snapshot.num_tokens
+            return
+        self.caches = make_prompt_cache(model)
+        self.num_tokens = sum(segment.num_tokens for segment in prefix)
+        if prefix:
+            restore_kv(self.caches, cast(Seq[KVSegment], prefix))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caches, capacity included."""
+        return sum(array.nbytes for array in state_arrays(self.caches))
+
+    def forward(self, tokens: mx.array) -> mx.array:
+        """Compute *tokens*, shape (n,); return the logits after the last, (1, vocabulary)."""
+        self.num_tokens += tokens.shape[0]
+        logits: mx.array = self._model(tokens[None], cache=self.caches)
+        return logits[:, -1]
+
+    def extract(self, start: int, end: int) -> DeviceSegment:
+        """Copy tokens [start, end), or the state at *end*, which must be the row's length."""
+        if self._kind is CacheKind.SEGMENTS:
+            check_range(start, end, self.num_tokens)
+            return extract_kv(self.caches, start, end)
+        check_state_position(end, self.num_tokens)
+        return StateSnapshot.capture(self.caches, end)
+
+
+class RowRunner:
+    """A ModelRunner that gives every row a forward of its own."""
+
+    def __init__(self, model: Module) -> None:
+        self._model = model
+        self._rows: dict[Sequence, Row] = {}
+        self.cache_kind = classify(make_prompt_cache(model))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the rows, capacity included."""
+        return sum(row.nbytes for row in self._rows.values())
+
+    def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
+        """Give *sequence* a row that starts with a copy of *prefix*."""
+        self._rows[sequence] = Row(self._model, self.cache_kind, prefix)
+
+    def detach(self, sequence: Sequence) -> None:
+        """Drop the row; unknown sequences are ignored."""
+        self._rows.pop(sequence, None)
+
+    def prefill(self, rows: Seq[Sequence], chunks: Seq[Seq[int]]) -> mx.array:
+        """Compute the next *chunks* of *rows*, one after the other."""
+        logits = [
+            self._rows[sequence].forward(mx.array(list(chunk)))
+            for sequence, chunk in zip(rows, chunks, strict=True)
+        ]
+        return mx.concatenate(logits)
+
+    def decode(self, rows: Seq[Sequence], tokens: mx.array) -> mx.array:
+        """Compute one token a row, one row after the other."""
+        return mx.concatenate(
+            [
+                self._rows[sequence].forward(tokens[index : index + 1])
+                for index, sequence in enumerate(rows)
+            ]
+        )
+
+    def state(self, rows: Seq[Sequence]) -> list[mx.array]:
+        """Return the arrays of the rows' caches."""
+        return [array for row in rows for array in state_arrays(self._rows[row].caches)]
+
+    def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
+        """Copy tokens [start, end) of a row, or its state at *end*."""
+        return self._rows[sequence].extract(start, end)
+
+    def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
+        """Nothing: every row owns all its keys and values."""
+
+
+def check_range(start: int, end: int, num_tokens: int) -> None:
+    """IndexError unless [start, end) is a range of the *num_tokens* that a row has computed."""
+    if not 0 <= start < end <= num_tokens:
+        raise IndexError(f"tokens [{start}, {end}) of a row that has computed {num_tokens}")
+
+
+def check_state_position(end: int, num_tokens: int) -> None:
+    """IndexError unless *end* is where the row stands: a state can't be taken back."""
+    if end != num_tokens:
+        raise IndexError(f"the state at {end} of a row that has computed {num_tokens}")
+
+
+def is_batchable(caches: Seq[Any]) -> bool:
+    """Say whether mlx-lm can merge such caches; whether it does so rightly is parity's affair.
+
+    A merged rotating cache forgets the tokens that it should keep at the front for ever.
+    """
+    return all(hasattr(leaf, "merge") and not getattr(leaf, "keep", 0) for leaf in flatten(caches))

@@ -1,0 +1,181 @@
+"""What the prefix cache holds: keys and values of a token range, or a whole state.
+
+A model's caches (mlx-lm's objects, one a layer) are read and written here; nobody else looks
+inside them, but for the runner that batches them.
+"""
+
+import copy
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.models.cache import CacheList, KVCache
+
+from .runner import CacheKind, Segment
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of one layer, each (1, heads, tokens, head dimension)."""
+
+    keys: mx.array
+    values: mx.array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVSegment:
+    """Keys and values of adjacent tokens, layer by layer, in memory of their own."""
+
+    layers: tuple[LayerKV, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the token range."""
+        return int(self.layers[0].keys.shape[2])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: the arrays are whole buffers, so this is all of it."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Every array held, to be evaluated by whoever wants the copy made now."""
+        return [array for layer in self.layers for array in layer]
+
+    def split(self, position: int) -> tuple["KVSegment", "KVSegment"]:
+        """Cut at *position*; both halves own their memory. ValueError outside the range."""
+        if not 0 < position < self.num_tokens:
+            raise ValueError(f"can't split {self.num_tokens} tokens at {position}")
+        return self._copy(0, position), self._copy(position, self.num_tokens)
+
+    def _copy(self, start: int, end: int) -> "KVSegment":
+        return KVSegment(
+            tuple(
+                LayerKV(copy_tokens(keys, start, end), copy_tokens(values, start, end))
+                for keys, values in self.layers
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSnapshot:
+    """The whole state of one row after its first *num_tokens* tokens."""
+
+    caches: tuple[Any, ...]
+    num_tokens: int
+
+    @classmethod
+    def capture(cls, caches: Seq[Any], num_tokens: int) -> "StateSnapshot":
+        """Copy the state of a row's caches; later steps of the row leave it as it is."""
+        copies = copy.deepcopy(tuple(caches))
+        for leaf in flatten(copies):
+            leaf.state = tree_map(_own_memory, _used_state(leaf))
+        return cls(copies, num_tokens)
+
+    def restore(self) -> list[Any]:
+        """Return caches that continue from here; a step that writes them copies first."""
+        return list(copy.deepcopy(self.caches))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Every array held, to be evaluated by whoever wants the copy made now."""
+        return state_arrays(self.caches)
+
+    def split(self, position: int) -> tuple[Segment, Segment]:
+        """A state can't be cut: TypeError."""
+        raise TypeError(f"a state after {self.num_tokens} tokens can't be cut at {position}")
+
+
+def classify(caches: Seq[Any]) -> CacheKind:
+    """Say what a prefix cache may store of a model with such *caches*.
+
+    Plain keys and values in every layer can be cut anywhere; a subclass may bend the rules,
+    so only mlx-lm's own class counts.
+    """
+    is_plain = all(type(leaf) is KVCache for leaf in flatten(caches))
+    return CacheKind.SEGMENTS if is_plain else CacheKind.SNAPSHOTS
+
+
+def flatten(caches: Seq[Any]) -> Iterator[Any]:
+    """Yield the caches with those inside of a CacheList in its place."""
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            yield from flatten(cache.caches)
+        else:
+            yield cache
+
+
+def state_arrays(caches: Seq[Any]) -> list[mx.array]:
+    """Return every array that *caches* hold."""
+    return [array for leaf in flatten(caches) for array in _arrays(leaf.state)]
+
+
+def extract_kv(caches: Seq[Any], start: int, end: int, row: int = 0, first: int = 0) -> KVSegment:
+    """Copy tokens [start, end) of *row* out of plain caches, single or batched.
+
+    *first* is the position in the buffers of the row's first token (its left padding).
+    """
+    first_token, last_token = first + start, first + end
+    return KVSegment(
+        tuple(
+            LayerKV(
+                copy_tokens(leaf.keys[row : row + 1], first_token, last_token),
+                copy_tokens(leaf.values[row : row + 1], first_token, last_token),
+            )
+            for leaf in flatten(caches)
+        )
+    )
+
+
+def restore_kv(caches: Seq[Any], prefix: Seq[KVSegment]) -> None:
+    """Fill empty plain *caches* with adjacent segments from token 0."""
+    for index, leaf in enumerate(flatten(caches)):
+        keys = [segment.layers[index].keys for segment in prefix]
+        values = [segment.layers[index].values for segment in prefix]
+        # The copy of a lone segment is made by the first write: MLX arrays are immutable and
+        # KVCache grows by concatenation, which never writes into what it was given.
+        leaf.keys = mx.concatenate(keys, axis=2) if len(keys) > 1 else mx.array(keys[0])
+        leaf.values = mx.concatenate(values, axis=2) if len(values) > 1 else mx.array(values[0])
+        leaf.offset = int(leaf.keys.shape[2])
+
+
+def copy_tokens(array: mx.array, start: int, end: int) -> mx.array:
+    """Copy tokens [start, end) of (rows, heads, tokens, dimension) into memory of their own.
+
+    A gather, because `mx.contiguous` keeps the whole parent alive where it finds the slice
+    contiguous already.
+    """
+    return mx.take(array, mx.arange(start, end), axis=2)
+
+
+def _used_state(cache: Any) -> Any:
+    """Return a cache's state without capacity that no token uses yet."""
+    is_plain = type(cache) is KVCache
+    if not is_plain or cache.empty():
+        return cache.state
+    keys, values = cache.keys_and_values()
+    return keys, values, cache.offset
+
+
+def _own_memory(value: Any) -> Any:
+    """Copy an array into a buffer of its own size; other values are immutable already."""
+    if not isinstance(value, mx.array) or value.ndim == 0 or value.size == 0:
+        return value
+    return mx.take(value, mx.arange(value.shape[0]), axis=0)
+
+
+def _arrays(state: Any) -> Iterator[mx.array]:
+    """Yield the arrays in nested lists and tuples."""
+    if isinstance(state, mx.array):
+        yield state
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from _arrays(value)
