@@ -1,5 +1,6 @@
 """`headwater status`: queues and workers at a glance."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import typer
@@ -8,6 +9,8 @@ from .options import JsonOption, RedisOption, print_json
 
 if TYPE_CHECKING:  # the help must not pay for importing redis
     from ..status import LiveWorker, QueueStatus, Status
+
+_PIPE_WIDTH = 200
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +43,8 @@ def _print_tables(found: "Status") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    # Off a terminal rich assumes 80 columns and would cut what a script wants to read.
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     queues = Table("queue", "waiting", "oldest", "started", "finished", "failed", "canceled")
     for queue in found.queues:
         queues.add_row(*_queue_row(queue))
