@@ -1,0 +1,100 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from headwater.producer import embedded
+from headwater.producer.embedded import EmbeddedServer, running_or_own, running_url
+from headwater.producer.errors import ServerUnavailable
+from redis import Redis
+
+
+@pytest.fixture(autouse=True)
+def state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADWATER_STATE_DIR", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def _ping(url: str) -> bool:
+    with Redis.from_url(url) as client:
+        return bool(client.ping())
+
+
+def test_other_commands_find_an_announced_server_as_long_as_it_runs() -> None:
+    assert running_url() is None
+    with EmbeddedServer(announce=True) as server:
+        assert running_url() == server.url
+        assert _ping(server.url)
+
+    assert running_url() is None
+
+
+def test_a_second_owner_uses_the_first_ones_server() -> None:
+    with running_or_own() as first, running_or_own() as second:
+        assert first == second
+
+
+def test_a_note_that_a_killed_owner_left_is_no_server(state_directory: Path) -> None:
+    state_directory.mkdir()
+    (state_directory / "server.json").write_text('{"url": "redis://127.0.0.1:1/0"}')
+
+    assert running_url() is None
+
+
+@pytest.mark.parametrize("torn", ["", "{", "[]", '{"url": 5}'])
+def test_a_torn_note_is_no_server(state_directory: Path, torn: str) -> None:
+    state_directory.mkdir()
+    (state_directory / "server.json").write_text(torn)
+
+    assert running_url() is None
+
+
+def test_data_outlives_the_server_where_a_directory_is_given(tmp_path: Path) -> None:
+    with EmbeddedServer(data_dir=tmp_path / "data") as server, Redis.from_url(server.url) as redis:
+        redis.set("kept", "yes")
+
+    with EmbeddedServer(data_dir=tmp_path / "data") as server, Redis.from_url(server.url) as redis:
+        assert redis.get("kept") == b"yes"
+
+
+def test_it_never_evicts_a_key() -> None:
+    with EmbeddedServer() as server, Redis.from_url(server.url) as redis:
+        assert redis.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+
+
+def test_a_port_in_use_is_one_clear_line() -> None:
+    with EmbeddedServer() as server:
+        port = int(server.url.rsplit(":", 1)[1].removesuffix("/0"))
+        second = EmbeddedServer(port=port)
+        with pytest.raises(ServerUnavailable, match="give --redis URL"):
+            second.start()
+
+
+def test_it_ends_with_its_owner_also_when_that_is_killed() -> None:
+    code = (
+        "import sys, time\n"
+        "from headwater.producer.embedded import EmbeddedServer\n"
+        "server = EmbeddedServer().start()\n"
+        "print(server._server._process.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(embedded.__file__).parents[1],
+    )
+    assert owner.stdout is not None
+    server = psutil.Process(int(owner.stdout.readline()))
+
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+
+    gone, alive = psutil.wait_procs([server], timeout=30)
+    assert gone
+    assert not alive
+    owner.communicate()
