@@ -1,0 +1,188 @@
+from typing import Any
+
+import orjson
+import pytest
+from headwater.schemas import GenerationJob, SamplingParams, SchemaError, limits
+from pydantic import ValidationError
+
+VALUES: dict[str, Any] = {
+    "job_id": "j1",
+    "model": "demo",
+    "prompt_token_ids": [1, 2],
+    "max_tokens": 4,
+}
+
+
+def parse(**fields: Any) -> GenerationJob:
+    return GenerationJob.parse(VALUES | fields)
+
+
+def test_a_job_survives_its_wire_form() -> None:
+    job = parse(
+        sampling={"temperature": 0.5, "seed": 3},
+        stop=["a", "b"],
+        metadata={"a": [1, None]},
+        priority="low",
+        stream="final",
+        deadline_s=1.5,
+    )
+
+    assert GenerationJob.decode(job.encode()) == job
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("schema_version", 2, "1"),
+        ("job_id", "", "pattern"),
+        ("job_id", "a:b", "pattern"),
+        ("job_id", "x" * 129, "128"),
+        ("model", "a.b", "pattern"),
+        ("model", "x" * 65, "64"),
+        ("namespace", "a b", "pattern"),
+        ("namespace", "a\n", "pattern"),
+        ("prompt_token_ids", [], "1 item"),
+        ("prompt_token_ids", "text", "tuple"),
+        ("max_tokens", 0, "greater than or equal to 1"),
+        ("max_tokens", limits.MAX_NEW_TOKENS + 1, str(limits.MAX_NEW_TOKENS)),
+        ("max_tokens", 1.0, "integer"),
+        ("max_tokens", "4", "integer"),
+        ("max_tokens", True, "integer"),
+        ("min_tokens", -1, "greater than or equal to 0"),
+        ("stop", ["a"] * 65, "64"),
+        ("stop_token_ids", [1] * 1025, "1024"),
+        ("priority", "urgent", "'high', 'normal' or 'low'"),
+        ("stream", "all", "'deltas' or 'final'"),
+        ("deadline_s", 0, "greater than 0"),
+        ("deadline_s", float("nan"), "finite"),
+        ("expires_at", -5, "greater than 0"),
+        ("metadata", {"a": "x" * 5000}, "at most 4096"),
+        ("metadata", [1], "dictionary"),
+        ("tokenizer_fingerprint", "x" * 129, "128"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_range(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(SchemaError) as caught:
+        parse(**{field: value})
+
+    message = str(caught.value)
+    assert f" {field}: " in message
+    assert expected in message
+    assert "got " in message
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("temperature", -0.1, "greater than or equal to 0"),
+        ("temperature", 101, "less than or equal to 100"),
+        ("temperature", float("inf"), "finite"),
+        ("top_p", 0, "greater than 0"),
+        ("top_p", 1.01, "less than or equal to 1"),
+        ("top_k", -1, "greater than or equal to 0"),
+        ("top_k", 2.5, "integer"),
+        ("min_p", 1.0, "less than 1"),
+        ("min_p", -0.5, "greater than or equal to 0"),
+        ("seed", -1, "greater than or equal to 0"),
+        ("seed", 2**63, "less than or equal to"),
+    ],
+)
+def test_a_bad_sampling_value_is_named_with_its_range(
+    field: str, value: Any, expected: str
+) -> None:
+    with pytest.raises(SchemaError) as caught:
+        parse(sampling={field: value})
+
+    assert f" sampling.{field}: " in str(caught.value)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("prompt_token_ids", [1, -1], "prompt_token_ids.1"),
+        ("prompt_token_ids", [1, 2**31], "prompt_token_ids.1"),
+        ("prompt_token_ids", [1, 1.0], "prompt_token_ids.1"),
+        ("prompt_token_ids", [True], "prompt_token_ids.0"),
+        ("stop", ["a", ""], "stop.1"),
+        ("stop", ["x" * 1025], "stop.0"),
+        ("stop_token_ids", [-1], "stop_token_ids.0"),
+    ],
+)
+def test_a_bad_element_is_named_with_its_index(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(SchemaError, match=expected):
+        parse(**{field: value})
+
+
+def test_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"min_tokens \(5\) must not exceed max_tokens \(4\)"):
+        parse(min_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({"n_samples": 2}, "n_samples"), ({"sampling": {"temprature": 1}}, "sampling.temprature")],
+)
+def test_an_unknown_field_is_named(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(SchemaError, match=f"unknown field '{name}'"):
+        parse(**fields)
+
+
+@pytest.mark.parametrize("field", VALUES)
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(SchemaError, match=f"{field}: required"):
+        GenerationJob.parse({key: value for key, value in VALUES.items() if key != field})
+
+
+def test_every_wrong_field_is_named_at_once() -> None:
+    with pytest.raises(SchemaError) as caught:
+        parse(max_tokens=0, model="", priority="x")
+
+    assert all(f" {name}: " in str(caught.value) for name in ("max_tokens", "model", "priority"))
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"null", b"[1]", b'"x"', b"\xff"])
+def test_what_is_no_job_is_refused(data: bytes) -> None:
+    with pytest.raises(SchemaError, match="not a GenerationJob"):
+        GenerationJob.decode(data)
+
+
+def test_a_job_cannot_be_changed() -> None:
+    job = parse()
+
+    with pytest.raises(ValidationError, match="frozen"):
+        job.max_tokens = 5
+    with pytest.raises(ValidationError, match="frozen"):
+        job.sampling.top_k = 5
+
+
+def test_a_long_value_is_shortened_in_the_message() -> None:
+    with pytest.raises(SchemaError) as caught:
+        parse(prompt_token_ids="x" * 100_000)
+
+    assert len(str(caught.value)) < 300
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    parse(
+        job_id="x" * 128,
+        model="m" * 64,
+        prompt_token_ids=[0, limits.MAX_TOKEN_ID],
+        max_tokens=limits.MAX_NEW_TOKENS,
+        min_tokens=limits.MAX_NEW_TOKENS,
+        stop=["x" * 1024] * 64,
+        stop_token_ids=[1] * 1024,
+        sampling={"temperature": 100, "top_p": 1, "top_k": 0, "min_p": 0, "seed": limits.MAX_SEED},
+    )
+
+
+def test_the_defaults_are_greedy() -> None:
+    assert parse().sampling == SamplingParams()
+    assert parse().sampling.temperature == 0
+    assert orjson.loads(parse().encode())["sampling"] == {
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+    }
