@@ -1,6 +1,5 @@
 """Connecting to the server, with errors that say what to do."""
 
-from importlib import import_module
 from urllib.parse import urlsplit, urlunsplit
 
 from redis import Redis
@@ -57,8 +56,9 @@ def hide_password(url: str) -> str:
 
 def _running_url() -> str:
     # Only here: whoever gives a URL needs nothing of the embedded server.
-    embedded = import_module(f"{__package__}.embedded")
-    url: str | None = embedded.running_url()
+    from .embedded import running_url
+
+    url = running_url()
     if url is None:
         raise ServerUnavailable("no server: start `headwater worker` first or give --redis URL")
     return url
