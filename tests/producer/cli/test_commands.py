@@ -351,7 +351,21 @@ def test_status_of_an_empty_server(run) -> None:
     assert run("status").out == "no queues\nno workers\n"
 
 
-def test_without_a_server_the_error_is_one_line(run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_url_this_users_embedded_server_is_wanted(
+    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("HEADWATER_REDIS")
+    monkeypatch.setenv("HEADWATER_STATE_DIR", str(tmp_path))
+
+    outcome = run("status")
+
+    assert outcome.code == 1
+    assert outcome.err == (
+        "headwater: no server: start `headwater worker` first or give --redis URL\n"
+    )
+
+
+def test_a_server_that_is_gone_is_one_line(run) -> None:
     with ValkeyServer(save="", appendonly="no") as server:
         url = f"redis://127.0.0.1:{server.port}/0"
 
