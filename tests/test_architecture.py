@@ -19,21 +19,22 @@ class Import(NamedTuple):
     module: str
     """Dotted, `worker.loop` for ours, `redis.exceptions` for others'."""
     is_lazy: bool
-    """Inside a function."""
+    """Inside a function, or for the type checker only."""
 
 
 def imports_of(path: Path, root: Path = ROOT) -> Iterator[Import]:
     tree = ast.parse(path.read_text("utf-8"))
-    lazy = {
-        id(inner)
-        for outer in ast.walk(tree)
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
-        for inner in ast.walk(outer)
-    }
+    lazy = {id(inner) for outer in ast.walk(tree) if _is_lazy(outer) for inner in ast.walk(outer)}
     name = str(path.relative_to(root))
     for node in ast.walk(tree):
         for module in _modules(node, path.relative_to(root)):
             yield Import(name, module.removeprefix("headwater."), id(node) in lazy)
+
+
+def _is_lazy(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _modules(node: ast.AST, path: Path) -> Iterator[str]:
