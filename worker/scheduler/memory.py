@@ -1,0 +1,90 @@
+"""MemoryPlanner: one budget for rows, their growth, the prefix cache and activations."""
+
+import sys
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from ..prefix_cache import PrefixCache
+from ..segment import Segment
+from ..sequence import Sequence
+from .settings import SchedulerSettings
+
+S = TypeVar("S", bound=Segment)
+
+
+class MemoryPlanner(Generic[S]):
+    """Answers whether something fits, and evicts cached prefixes so that it does.
+
+        budget >= rows with their growth + activations of a prefill step + cache
+
+    All sizes are planned ones: what a row will hold soon, not what it holds now.
+    """
+
+    def __init__(self, cache: PrefixCache[S], settings: SchedulerSettings) -> None:
+        self._cache = cache
+        self._footprint = settings.footprint
+        self._growth_tokens = settings.growth_tokens
+        self._max_bytes = settings.max_bytes
+        self._rows_nbytes = 0
+        self._activation_nbytes = 0
+        self._commit_nbytes = 0
+
+    def begin(self, running: Iterable[Sequence], num_prefill_tokens: int) -> None:
+        """Start the plan of a step: these rows grow, so many prompt tokens are computed."""
+        self._rows_nbytes = sum(self._row_nbytes(sequence) for sequence in running)
+        self._activation_nbytes = self._footprint.bytes_per_prefill_token * num_prefill_tokens
+        self._commit_nbytes = 0
+
+    def add_row(self, sequence: Sequence) -> None:
+        """Count the row of a sequence that has just pinned its prefix."""
+        self._rows_nbytes += self._row_nbytes(sequence)
+
+    def remove_row(self, sequence: Sequence) -> None:
+        """Count it no longer; its prefix must still be pinned."""
+        self._rows_nbytes -= self._row_nbytes(sequence)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the rows do not fit, even with all evicted that can be."""
+        return self._excess_nbytes() > 0
+
+    def fits(self, sequence: Sequence, num_matched_tokens: int) -> bool:
+        """Whether one more row fits that starts with so many cached tokens."""
+        pinned = self._footprint.bytes_per_token * num_matched_tokens
+        extra = min(pinned, self._cache.evictable_nbytes)
+        return self._excess_nbytes() + extra + self._grown(sequence, num_matched_tokens) <= 0
+
+    def evict(self) -> None:
+        """Evict what the rows leave no room for."""
+        self._make_free(0)
+
+    def plan_commit(self, num_tokens: int) -> bool:
+        """Make room in the cache for so many tokens, and count them, if they fit at all."""
+        nbytes = self._footprint.row_nbytes(num_tokens, 0)
+        if not self._make_free(nbytes):
+            return False
+        self._commit_nbytes += nbytes
+        return True
+
+    def _make_free(self, nbytes: int) -> bool:
+        if self._max_bytes is None:
+            return True
+        planned = self._rows_nbytes + self._activation_nbytes + self._commit_nbytes
+        free = self._max_bytes - planned - self._cache.nbytes
+        if free < nbytes:
+            free += self._cache.evict(nbytes - free)
+        return free >= nbytes
+
+    def _excess_nbytes(self) -> int:
+        # Commits are left out: those of rows that go can be evicted at once.
+        if self._max_bytes is None:
+            return -sys.maxsize
+        planned = self._rows_nbytes + self._activation_nbytes
+        return planned + self._cache.pinned_nbytes - self._max_bytes
+
+    def _row_nbytes(self, sequence: Sequence) -> int:
+        return self._grown(sequence, sequence.cache_node.end if sequence.cache_node else 0)
+
+    def _grown(self, sequence: Sequence, num_shared_tokens: int) -> int:
+        growth = max(0, min(sequence.num_remaining_tokens, self._growth_tokens))
+        return self._footprint.row_nbytes(sequence.num_tokens + growth, num_shared_tokens)

@@ -1,0 +1,81 @@
+"""How many prompt tokens a step computes, and whose."""
+
+from collections.abc import Sequence as Seq
+
+from .placement import Placement
+
+FIRST_BUDGET = 128
+"""Tokens of a step before anything has been measured."""
+MIN_BUDGET = 16
+GRAIN = 16
+"""Budgets are multiples of this: fewer different shapes to compile and to cache."""
+HEADROOM = 0.8
+"""Share of the target that a step is planned for; chunks deep in a prompt cost more."""
+WEIGHT = 0.3
+"""Weight of the newest measurement."""
+
+
+class PrefillBudget:
+    """Prompt tokens a step, so that a step takes no longer than the target."""
+
+    def __init__(self, target_itl_ms: float, max_tokens: int) -> None:
+        self._target_s = target_itl_ms / 1e3 * HEADROOM
+        self._max_tokens = max_tokens
+        self._decode_s: float | None = None
+        self._token_s: float | None = None
+
+    def observe(self, seconds: float, num_prefill_tokens: int, num_decode_rows: int) -> None:
+        """Learn from one step's measured time."""
+        if num_prefill_tokens:
+            decode_s = (self._decode_s or 0.0) if num_decode_rows else 0.0
+            # A step can be faster than the decode steps before it; its prefill was not free.
+            prefill_s = max(seconds - decode_s, seconds / 10)
+            self._token_s = _average(self._token_s, prefill_s / num_prefill_tokens)
+        elif num_decode_rows:
+            self._decode_s = _average(self._decode_s, seconds)
+
+    def num_tokens(self, num_decode_rows: int) -> int:
+        """Tokens that the next step may compute besides decoding *num_decode_rows*."""
+        if self._token_s is None:
+            return min(FIRST_BUDGET, self._max_tokens)
+        decode_s = (self._decode_s or 0.0) if num_decode_rows else 0.0
+        affordable = int(max(0.0, self._target_s - decode_s) / self._token_s)
+        budget = max(MIN_BUDGET, affordable // GRAIN * GRAIN)
+        return min(budget, self._max_tokens)
+
+
+def share_out(wanted: Seq[tuple[Placement, int]], budget: int) -> list[tuple[Placement, int]]:
+    """Divide *budget* over sequences (in the order of admission) that want so many tokens.
+
+    Half is the oldest one's, so that a stream of short prompts cannot stop it; the rest goes to
+    the shortest first, so that a short prompt is not held behind a long one.
+    """
+    if not wanted:
+        return []
+    oldest, oldest_wants = wanted[0]
+    reserved = budget if len(wanted) == 1 else budget // 2
+    granted = {oldest: min(oldest_wants, reserved)}
+    left = budget - granted[oldest]
+    for placement, wants in sorted(wanted[1:], key=lambda pair: pair[1]):
+        granted[placement] = min(wants, left)
+        left -= granted[placement]
+    granted[oldest] += min(left, oldest_wants - granted[oldest])
+    return [(placement, granted[placement]) for placement, _ in wanted if granted[placement]]
+
+
+def fixed_chunks(
+    wanted: Seq[tuple[Placement, int]], chunk: int, budget: int
+) -> list[tuple[Placement, int]]:
+    """Give each sequence the way to its next multiple of *chunk*, as long as *budget* lasts."""
+    granted: list[tuple[Placement, int]] = []
+    for placement, wants in wanted:
+        num_tokens = min(wants, chunk - placement.sequence.num_computed_tokens % chunk)
+        if granted and num_tokens > budget:
+            break
+        granted.append((placement, num_tokens))
+        budget -= num_tokens
+    return granted
+
+
+def _average(old: float | None, new: float) -> float:
+    return new if old is None else old + WEIGHT * (new - old)

@@ -1,0 +1,288 @@
+"""Scheduler: turns the sequences it knows into a plan for the next step."""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from ..prefix_cache import Node, PrefixCache
+from ..segment import CacheKind, Segment
+from ..sequence import ScheduledSequence, Sequence, SequenceStatus
+from .commits import CommitPlanner
+from .leaders import Leaders
+from .memory import MemoryPlanner
+from .placement import Placement, Stage
+from .plan import Admission, Commit, StepPlan
+from .prefill import PrefillBudget, fixed_chunks, share_out
+from .settings import SchedulerSettings
+from .waiting import WaitingQueue
+
+S = TypeVar("S", bound=Segment)
+
+
+class Scheduler(Generic[S]):
+    """Who gets a row, who computes how much, whose keys and values are kept.
+
+    `schedule` runs before the last step's tokens are read back (`num_unread_tokens`). Its cost
+    depends on the batch, not on how many sequences wait: those are looked at when it is their
+    turn, and the parked ones when their leader gets there.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache[S],
+        settings: SchedulerSettings | None = None,
+        model_key: Hashable = None,
+    ) -> None:
+        """Schedule over *cache*, whose entries are those of the model that *model_key* names."""
+        settings = settings or SchedulerSettings()
+        self._cache = cache
+        self._settings = settings
+        self._model_key = model_key
+        self._placements: dict[Sequence, Placement] = {}
+        self._waiting = WaitingQueue(settings.max_wait_s, settings.lookahead)
+        self._leaders = Leaders(cache.kind, settings.min_shared_tokens)
+        self._memory = MemoryPlanner(cache, settings)
+        self._commits = CommitPlanner(cache, self._memory)
+        self._budget = PrefillBudget(settings.target_itl_ms, settings.max_prefill_tokens)
+        self._running: dict[Placement, None] = {}
+        self._num_arrived = 0
+        # These take effect at the next schedule, when the last plan has been carried out:
+        self._returning: list[Placement] = []
+        """Go back to the front of the queue."""
+        self._ended: list[tuple[Placement, bool]] = []
+        """Lose their rows, and whether their keys and values are good."""
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a row."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a row, parked ones included."""
+        return len(self._waiting) + self._leaders.num_parked + len(self._returning)
+
+    @property
+    def num_parked(self) -> int:
+        """Sequences that wait for another's prefix."""
+        return self._leaders.num_parked
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do, and nothing left of what was done."""
+        return not (self._placements or self._ended or self._commits.has_pins)
+
+    def add(self, sequence: Sequence, now: float) -> None:
+        """Take a sequence, with or without output of an earlier attempt, into the queue.
+
+        Raises ValueError when it may not sample any more token: end it instead.
+        """
+        if sequence.num_remaining_tokens <= 0:
+            raise ValueError(f"{sequence.job.job_id} has all its {sequence.job.max_tokens} tokens")
+        sequence.arrival_s = now
+        tokens = tuple(sequence.tokens(0, sequence.num_known_tokens))
+        root_key = (self._model_key, sequence.job.namespace)
+        placement = Placement(sequence, root_key, self._num_arrived, tokens)
+        self._num_arrived += 1
+        self._placements[sequence] = placement
+        self._waiting.push(placement)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget an ended or cancelled sequence; its keys and values may be kept.
+
+        Those who waited for its prefix go on without it. Unknown sequences are ignored.
+        """
+        self._forget(sequence, is_sound=True)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget a failed sequence, whose keys and values nobody should reuse."""
+        self._forget(sequence, is_sound=False)
+
+    def schedule(self, now: float) -> StepPlan[S]:
+        """Plan the next step."""
+        plan: StepPlan[S] = StepPlan()
+        self._settle()
+        self._plan_memory()
+        self._detach_ended(plan)
+        if self._make_room(plan):
+            self._admit(plan, now)
+        self._compute(plan)
+        return plan
+
+    def commit(self, commit: Commit, segment: S) -> list[S]:
+        """Put a segment that the plan asked for into the cache.
+
+        Returns the segments that now hold the row's first tokens, for the engine to rebase its
+        row on; empty when there is no row any more, or when rows cannot be rebased.
+        """
+        placement = self._placements.get(commit.sequence)
+        root_key = (self._model_key, commit.sequence.job.namespace)
+        tokens = commit.sequence.tokens(0, commit.end)
+        node = self._cache.insert(root_key, tokens, commit.start, segment)
+        if placement is None or placement not in self._running:
+            return []
+        self._cache.pin_node(node)
+        self._cache.unpin(commit.sequence.cache_node)
+        commit.sequence.cache_node = node
+        self._returning += self._leaders.committed(placement, commit.end)
+        if self._cache.kind is CacheKind.SNAPSHOTS:
+            return []
+        return self._cache.segments(node)
+
+    def observe(self, seconds: float, num_prefill_tokens: int, num_decode_rows: int) -> None:
+        """Learn from the measured time of one step."""
+        self._budget.observe(seconds, num_prefill_tokens, num_decode_rows)
+
+    # The parts of a schedule, in their order.
+
+    def _settle(self) -> None:
+        """Draw the conclusions from the last plan, which has been carried out by now."""
+        self._commits.release_pins()
+        for leader in self._leaders.done():
+            self._returning += self._leaders.remove(leader)
+        returning = [one for one in self._returning if one.stage is not Stage.GONE]
+        self._waiting.push_front(returning)
+        self._returning.clear()
+
+    def _plan_memory(self) -> None:
+        num_prefill_tokens = self._budget.num_tokens(len(self._running))
+        if self._settings.prefill_chunk is not None:
+            num_prefill_tokens = self._settings.max_prefill_tokens
+        running = (placement.sequence for placement in self._running)
+        self._memory.begin(running, num_prefill_tokens)
+
+    def _detach_ended(self, plan: StepPlan[S]) -> None:
+        for placement, is_sound in self._ended:
+            self._detach(placement, plan, is_sound=is_sound)
+        self._ended.clear()
+
+    def _make_room(self, plan: StepPlan[S]) -> bool:
+        """Let the running rows grow: evict, then preempt; return whether nobody had to go."""
+        while len(self._running) > 1 and self._memory.is_over:
+            victim = max(self._running, key=lambda one: (one.rank, one.order))
+            self._preempt(victim, plan)
+        self._memory.evict()
+        return plan.num_preempted == 0
+
+    def _admit(self, plan: StepPlan[S], now: float) -> None:
+        if any(placement.is_solo for placement in self._running):
+            return
+        unread: list[Placement] = []
+        for _ in range(self._settings.lookahead):
+            if len(self._running) >= self._settings.max_batch:
+                break
+            placement = self._waiting.pop(now)
+            if placement is None:
+                break
+            if placement.sequence.num_unread_tokens:
+                # Preempted in the last step: what it sampled there is not known yet.
+                unread.append(placement)
+            elif not self._place(placement, plan):
+                unread.append(placement)
+                break
+            elif placement.is_solo and placement.stage is Stage.RUNNING:
+                break
+        self._waiting.push_front(unread)
+
+    def _place(self, placement: Placement, plan: StepPlan[S]) -> bool:
+        """Give a row or a leader to a waiting sequence; return whether there was room."""
+        placement.refresh_tokens()
+        if placement.is_solo:
+            for other in list(self._running):
+                self._preempt(other, plan)
+        tokens = placement.tokens
+        match = self._cache.match(placement.root_key, tokens, len(tokens) - 1)
+        shared = self._leaders.find(placement, match.num_tokens)
+        if shared is not None:
+            self._leaders.park(placement, shared)
+            return True
+        # Alone it may have everything: a job too large for the budget is not refused for ever.
+        if self._running and not self._memory.fits(placement.sequence, match.num_tokens):
+            return False
+        self._start(placement, self._cache.pin(match), plan)
+        return True
+
+    def _start(self, placement: Placement, node: Node[S] | None, plan: StepPlan[S]) -> None:
+        sequence = placement.sequence
+        sequence.cache_node = node
+        sequence.num_cached_tokens = node.end if node else 0
+        sequence.num_computed_tokens = sequence.num_cached_tokens
+        sequence.status = SequenceStatus.RUNNING
+        placement.stage = Stage.RUNNING
+        self._running[placement] = None
+        self._leaders.add(placement)
+        self._commits.expect_prompt(placement)
+        self._memory.add_row(sequence)
+        self._memory.evict()
+        plan.admit.append(Admission(sequence, self._cache.segments(node)))
+
+    def _compute(self, plan: StepPlan[S]) -> None:
+        wanted: list[tuple[Placement, int]] = []
+        for placement in self._running:
+            sequence = placement.sequence
+            if sequence.num_remaining_tokens <= 0:
+                continue  # Its last token is on its way back.
+            if sequence.num_pending_tokens == 1:
+                plan.decode.append(sequence)
+                self._plan_commits(placement, 1, plan)
+            else:
+                wanted.append((placement, self._num_wanted(placement)))
+        for placement, num_tokens in self._grant(wanted, len(plan.decode)):
+            plan.prefill.append(ScheduledSequence(placement.sequence, num_tokens))
+            self._plan_commits(placement, num_tokens, plan)
+
+    def _grant(
+        self, wanted: list[tuple[Placement, int]], num_decode_rows: int
+    ) -> list[tuple[Placement, int]]:
+        if self._settings.prefill_chunk is not None:
+            limit = self._settings.max_prefill_tokens
+            return fixed_chunks(wanted, self._settings.prefill_chunk, limit)
+        return share_out(wanted, self._budget.num_tokens(num_decode_rows))
+
+    def _num_wanted(self, placement: Placement) -> int:
+        """Pending tokens; up to the next boundary where only a whole state can be stored."""
+        sequence = placement.sequence
+        if self._cache.kind is CacheKind.SNAPSHOTS and placement.boundaries:
+            return placement.boundaries[0] - sequence.num_computed_tokens
+        return sequence.num_pending_tokens
+
+    def _plan_commits(self, placement: Placement, num_tokens: int, plan: StepPlan[S]) -> None:
+        if placement.boundaries:
+            computed = placement.sequence.num_computed_tokens + num_tokens
+            plan.commits += self._commits.due(placement, computed)
+
+    # What happens to single sequences.
+
+    def _preempt(self, placement: Placement, plan: StepPlan[S]) -> None:
+        """Take the row; the sequence returns to the queue with its tokens."""
+        self._detach(placement, plan, is_sound=True)
+        placement.sequence.status = SequenceStatus.WAITING
+        placement.stage = Stage.WAITING
+        self._returning.append(placement)
+        plan.num_preempted += 1
+
+    def _detach(self, placement: Placement, plan: StepPlan[S], *, is_sound: bool) -> None:
+        """Take the row from a sequence, and save its keys and values if they fit."""
+        sequence = placement.sequence
+        del self._running[placement]
+        self._memory.remove_row(sequence)
+        self._returning += self._leaders.remove(placement)
+        if is_sound:
+            plan.early_commits += self._commits.last(placement)
+        self._commits.keep_until_done(sequence.cache_node)
+        sequence.cache_node = None
+        plan.detach.append(sequence)
+        # A solo sequence can send away what this very plan has just admitted.
+        plan.admit = [admission for admission in plan.admit if admission.sequence is not sequence]
+
+    def _forget(self, sequence: Sequence, *, is_sound: bool) -> None:
+        placement = self._placements.pop(sequence, None)
+        if placement is None:
+            return
+        sequence.status = SequenceStatus.FINISHED
+        if placement in self._running:
+            self._ended.append((placement, is_sound))
+        elif placement.stage is Stage.PARKED:
+            self._leaders.leave(placement)
+        elif placement not in self._returning:
+            self._waiting.forget(placement)
+        placement.stage = Stage.GONE
