@@ -83,6 +83,16 @@ class GenerationJob(WireModel):
     tokenizer_fingerprint: str | None = Field(default=None, max_length=128)
     """A worker whose tokenizer has another fingerprint fails the job instead of guessing."""
 
+    @field_validator("stop")
+    @classmethod
+    def _stop_strings_are_bounded_together(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        num_chars = sum(map(len, value))
+        if num_chars > limits.MAX_STOP_CHARS:
+            raise ValueError(
+                f"has {num_chars} characters together; at most {limits.MAX_STOP_CHARS}"
+            )
+        return value
+
     @field_validator("metadata")
     @classmethod
     def _metadata_is_small_json(cls, value: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ MAX_SEED = 2**63 - 1
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
+MAX_STOP_CHARS = 8192
+"""All stop strings of a job together: what it costs the worker to look for them."""
 MAX_STOP_TOKEN_IDS = 1024
 
 MAX_METADATA_BYTES = 4096
