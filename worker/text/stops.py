@@ -10,7 +10,7 @@ from collections import deque
 from functools import lru_cache
 from typing import NamedTuple
 
-_NUM_KEPT_AUTOMATA = 64
+_NUM_KEPT_AUTOMATA = 32
 """Jobs of one application share their stop strings; each set is compiled once."""
 
 
@@ -93,7 +93,7 @@ class StopMatcher:
         self._held = ""
 
     def push(self, text: str, *, may_match: bool = True) -> StopOutput:
-        """Take more text; after a match nothing more may be pushed.
+        """Take more text; after a match or a flush nothing more may be pushed.
 
         With may_match=False a stop string that ends inside *text* is ordinary text. One that
         begins there may still match later.
@@ -109,7 +109,6 @@ class StopMatcher:
     def flush(self) -> str:
         """Return the held text: the output has ended, it can't become a stop string."""
         text, self._held = self._held, ""
-        self._node = self._automaton.root
         return text
 
     def _scan(self, text: str, start: int, *, may_match: bool) -> StopOutput:
@@ -125,8 +124,7 @@ class StopMatcher:
         return self._hold(self._held + text, node.depth)
 
     def _cut(self, text: str, match: str) -> StopOutput:
-        seen = self._held + text
-        self._held, self._node = "", self._automaton.root
+        seen, self._held = self._held + text, ""
         return StopOutput(seen[: len(seen) - len(match)], match)
 
     def _hold(self, seen: str, num_chars: int) -> StopOutput:

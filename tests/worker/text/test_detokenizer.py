@@ -242,6 +242,31 @@ def test_a_byte_level_window_shows_no_prompt_text(tokenizers):
     assert all_text(vocabulary, [word, *tokens[:2]], [word]) == "x"
 
 
+def test_windows_over_bytes_give_whole_characters(tokenizers, vocabularies):
+    vocabulary = Vocabulary(tokenizers["byte_level"])
+    pieces, vocabulary.pieces = vocabulary.pieces, None
+    words = [i for i, piece in enumerate(pieces) if isinstance(piece, str)]
+    draw = random.Random(9)
+    for _ in range(200):
+        chars = [draw.choice(["é", "한", "🙂", "🌶", ""]) for _ in range(12)]
+        tokens = [
+            i for c in chars for i in (*spell(vocabularies["byte_level"], c, 4), draw.choice(words))
+        ]
+        start = draw.randint(1, len(tokens))
+        detokenizer = start_detokenizer(vocabulary, tokens[:start])
+        deltas = [detokenizer.push(token) for token in tokens[start:]]
+        expected = start_detokenizer(vocabularies["byte_level"], tokens[:start])
+        assert deltas == [expected.push(token) for token in tokens[start:]]
+
+
+def test_a_window_lets_bytes_out_that_never_become_a_character(tokenizers, vocabularies):
+    vocabulary = Vocabulary(tokenizers["byte_level"])
+    vocabulary.pieces = None
+    (lead,) = spell(vocabularies["byte_level"], "🙂", 1)
+    detokenizer = start_detokenizer(vocabulary, [5])
+    assert "\ufffd" in "".join(detokenizer.push(lead) for _ in range(12))
+
+
 def test_word_pieces_join_as_the_tokenizer_joins_them():
     vocab = {word: i for i, word in enumerate(["[UNK]", "un", "##believ", "##able", "it", "."])}
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))

@@ -180,6 +180,15 @@ def test_a_stop_string_that_only_the_flush_completes_is_cut(vocabularies, make_j
     assert shown(text) == ""
 
 
+def test_a_stop_string_that_the_flush_completes_before_min_tokens_is_text(vocabularies, make_job):
+    vocabulary = vocabularies["byte_level"]
+    lead, letter = vocabulary.pieces.index(b"\xf0"), vocabulary.pieces.index("x")
+    text = SequenceText(vocabulary, make_job(stop=("x\ufffd",), min_tokens=2))
+    push_all(text, [letter, lead])
+    text.finish()
+    assert shown(text) == "x\ufffd"
+
+
 def test_a_final_job_gets_tokens_without_text_and_the_whole_text_at_the_end(plain, make_job):
     ids = plain.ids(["a", "b", "END"])
     text = plain.sequence_text(make_job(stop=("END",), stream=StreamMode.FINAL))
