@@ -68,7 +68,10 @@ _COMMON = (
 
 def _run(scenario: Any, settings: Any, *, json: bool, repeat: int | None, quick: bool) -> None:
     from headwater.worker.bench.scenario import run_scenario
+    from headwater.worker.engine import blas
 
+    # Before a scenario imports mlx.
+    blas.preload()
     report = run_scenario(scenario, settings, repeat=repeat, quick=quick)
     if json:
         print_json(report.to_json())

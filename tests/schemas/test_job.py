@@ -171,7 +171,7 @@ def test_the_limits_themselves_are_allowed() -> None:
         prompt_token_ids=[0, limits.MAX_TOKEN_ID],
         max_tokens=limits.MAX_NEW_TOKENS,
         min_tokens=limits.MAX_NEW_TOKENS,
-        stop=["x" * 1024] * 64,
+        stop=["x" * 1024] * 7 + ["x" * 17] * 56 + ["x" * 72],
         stop_token_ids=[1] * 1024,
         sampling={"temperature": 100, "top_p": 1, "top_k": 0, "min_p": 0, "seed": limits.MAX_SEED},
     )

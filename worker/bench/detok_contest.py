@@ -9,6 +9,7 @@ from headwater.schemas import GenerationJob
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from ..engine.demo_model import DEMO_ALIAS, fetch_demo
 from ..text import SequenceText, Vocabulary, start_detokenizer
 from ..text.detokenizer import ByteDetokenizer
 from ..text.vocabulary import to_bytes
@@ -151,7 +152,7 @@ def _mlx_lm(work: _Work, folder: Path) -> Peer:
 
 
 def _model_folder(model: str) -> Path:
-    folder = Path(model)
+    folder = fetch_demo() if model == DEMO_ALIAS else Path(model)
     if not (folder / "tokenizer.json").is_file():
         raise BenchError(f"no tokenizer.json in {folder}: give --model a model directory")
     return folder

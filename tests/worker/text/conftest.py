@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 from headwater.schemas import DeltaPart, GenerationJob
+from headwater.worker.engine.demo_model import fetch_demo
 from headwater.worker.text import SequenceText, Vocabulary
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -55,6 +56,10 @@ def metaspace_tokenizer() -> Tokenizer:
     return _with_added_tokens(tokenizer)
 
 
+def demo_tokenizer() -> Tokenizer:
+    return _with_added_tokens(Tokenizer.from_file(str(fetch_demo() / "tokenizer.json")))
+
+
 def _with_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
     tokenizer.add_special_tokens(SPECIAL)
     tokenizer.add_tokens([AddedToken("<tool call>", normalized=False), "ñandú🙂"])
@@ -65,10 +70,11 @@ BUILDERS: dict[str, Callable[[], Tokenizer]] = {
     "byte_level": byte_level_tokenizer,
     "byte_fallback": byte_fallback_tokenizer,
     "metaspace": metaspace_tokenizer,
+    "demo": demo_tokenizer,
 }
 
 
-def _char_for_byte() -> dict[str, int]:
+def _byte_of_char() -> dict[str, int]:
     """Invert ByteLevel's alphabet: Latin-1 stands for itself, the others in order."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = {char: ord(char) for char in alphabet if ord(char) < 256}
@@ -82,15 +88,18 @@ class Reference:
     def __init__(self, kind: str, tokenizer: Tokenizer) -> None:
         self.kind = kind
         self.tokenizer = tokenizer
-        self._bytes_of_char = _char_for_byte()
+        self._is_byte_level = kind in ("byte_level", "demo")
+        self._byte_of_char = _byte_of_char()
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._special = {token.content for token in added if token.special}
 
     def token_bytes(self, token_id: int) -> bytes:
         token = self.tokenizer.id_to_token(token_id)
-        if token is None or token in SPECIAL:
+        if token is None or token in self._special:
             return b""
-        if self.kind == "byte_level":
-            known = all(char in self._bytes_of_char for char in token)
-            return bytes(self._bytes_of_char[c] for c in token) if known else token.encode()
+        if self._is_byte_level:
+            known = all(char in self._byte_of_char for char in token)
+            return bytes(self._byte_of_char[c] for c in token) if known else token.encode()
         if self.kind == "byte_fallback" and token.startswith("<0x"):
             return bytes.fromhex(token[3:5])
         return token.replace("▁", " ").encode()
@@ -114,7 +123,7 @@ class Reference:
             token = self.tokenizer.id_to_token(token_id) or ""
             if token.startswith("<0x"):
                 runs[-1] += self.token_bytes(token_id)
-            elif token not in SPECIAL:
+            elif token not in self._special:
                 runs.append(b"")
         return any("\ufffd" in run.decode(errors="replace") for run in runs)
 

@@ -16,31 +16,45 @@ def all_text(vocabulary, prompt, output) -> str:
     return "".join(map(detokenizer.push, output)) + detokenizer.flush()
 
 
-def draw_tokens(draw: random.Random, vocabulary, reference, max_length: int) -> list[int]:
-    """Draw from the whole vocabulary and past it, with more characters cut than chance gives."""
-    size = len(vocabulary.pieces)
-    partial = [i for i, piece in enumerate(vocabulary.pieces) if isinstance(piece, bytes)]
-    tokens = []
-    while len(tokens) < draw.randint(1, max_length):
-        if partial and draw.random() < 0.3:
-            tokens += spell(vocabulary, draw.choice("é한🙂€\ufffd"), draw.randint(1, 4))
-        else:
-            tokens.append(draw.randrange(size + 2))
-    return tokens
+class TokenSource:
+    """Random tokens: all of the vocabulary and past it, more cut characters than chance gives."""
+
+    def __init__(self, draw: random.Random, vocabulary: Vocabulary) -> None:
+        self._draw = draw
+        self._size = len(vocabulary.pieces)
+        self._single = single_bytes(vocabulary)
+
+    def tokens(self, max_length: int) -> list[int]:
+        draw, tokens = self._draw, []
+        for _ in range(draw.randint(1, max_length)):
+            if self._single and draw.random() < 0.3:
+                head = draw.choice("é한🙂€\ufffd").encode()[: draw.randint(1, 4)]
+                tokens += [self._single[byte] for byte in head]
+            else:
+                tokens.append(draw.randrange(self._size + 2))
+        return tokens
 
 
-def spell(vocabulary, char: str, num_bytes: int) -> list[int]:
+def single_bytes(vocabulary: Vocabulary) -> dict[int, int]:
+    """Return the tokens of one byte, by that byte; none where bytes are not tokens."""
+    data = {to_bytes(piece): i for i, piece in enumerate(vocabulary.pieces)}
+    found = {key[0]: i for key, i in data.items() if len(key) == 1}
+    return found if len(found) > 128 else {}
+
+
+def spell(vocabulary: Vocabulary, char: str, num_bytes: int) -> list[int]:
     """Return tokens for the first bytes of *char*, one byte each."""
-    single = {to_bytes(p): i for i, p in enumerate(vocabulary.pieces) if len(to_bytes(p)) == 1}
-    return [single[bytes([byte])] for byte in char.encode()[:num_bytes]]
+    single = single_bytes(vocabulary)
+    return [single[byte] for byte in char.encode()[:num_bytes]]
 
 
 def check_random_sequences(num_cases, vocabulary, reference, make_job, joined) -> None:
     draw = random.Random(20261129)
+    source = TokenSource(draw, vocabulary)
     num_inside = 0
     for _ in range(num_cases):
-        prompt = draw_tokens(draw, vocabulary, reference, 8)
-        output = draw_tokens(draw, vocabulary, reference, 40)
+        prompt = source.tokens(8)
+        output = source.tokens(30)
         text = SequenceText(vocabulary, make_job(prompt))
         parts = []
         for token_id in output:
