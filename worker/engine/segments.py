@@ -8,13 +8,13 @@ import copy
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.cache import CacheList, KVCache
 
-from .runner import CacheKind, Segment
+from .runner import CacheKind
 
 
 class LayerKV(NamedTuple):
@@ -89,7 +89,7 @@ class StateSnapshot:
         """Every array held, to be evaluated by whoever wants the copy made now."""
         return state_arrays(self.caches)
 
-    def split(self, position: int) -> tuple[Segment, Segment]:
+    def split(self, position: int) -> NoReturn:
         """A state can't be cut: TypeError."""
         raise TypeError(f"a state after {self.num_tokens} tokens can't be cut at {position}")
 
