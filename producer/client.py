@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 from headwater.schemas import EntryId, GenerationJob, ModelCard, keys, limits
 from redis import Redis
@@ -15,8 +15,9 @@ from .client_cancel import CancelOutcome, cancel_job
 from .client_idempotency import Record, payload_digest
 from .client_queue import JobQueue, job_key, queue_names
 from .connection import connect
-from .errors import DuplicateJob, ProducerError, QueueFull
+from .errors import DuplicateJob, ProducerError, QueueFull, ServerUnavailable
 from .models import ModelDirectory, fit_to_card
+from .result import GenerationResult, collect
 from .tail import TailItem, tail
 
 _CHUNK = 256
@@ -52,10 +53,24 @@ class Producer:
 
     def __init__(self, redis: Redis | str | None = None, settings: SubmitSettings | None = None):
         """Use a client, or connect to a URL, or to this user's running embedded server."""
+        self._owns_redis = not isinstance(redis, Redis)
         self.redis = redis if isinstance(redis, Redis) else connect(redis)
+        if self.redis.get_encoder().decode_responses:
+            raise ServerUnavailable("give a client without decode_responses: jobs are bytes")
         self.models = ModelDirectory(self.redis)
         self._settings = settings or SubmitSettings()
         self._queue = JobQueue(self.redis)
+
+    def close(self) -> None:
+        """Close the connection, unless the caller gave it."""
+        if self._owns_redis:
+            self.redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def submit(
         self,
@@ -100,6 +115,10 @@ class Producer:
     def tail(self, job_id: str, after: EntryId | None = None) -> Iterator[TailItem]:
         """Yield what the job writes, from its start or after an entry id. See tail.tail."""
         return tail(self.redis, job_id, after)
+
+    def result(self, job_id: str) -> GenerationResult:
+        """Wait for the job's end and return its whole text."""
+        return collect(self.tail(job_id))
 
     def _prepare(self, job: GenerationJob, card: ModelCard | None) -> GenerationJob:
         if card is None and self._settings.check_model:

@@ -7,7 +7,15 @@ from headwater.schemas import Cancelled, keys
 from redis import Redis
 from redis.exceptions import WatchError
 
-from .client_queue import RQ_FIELDS, JobQueue, JobState, RQJob, job_key, parse_rq_job
+from .client_queue import (
+    RQ_FIELDS,
+    JobQueue,
+    JobState,
+    RQJob,
+    job_key,
+    parse_rq_job,
+    read_payload,
+)
 from .stream_close import close_command
 
 CANCEL_TTL_S = 7 * 24 * 3600
@@ -46,8 +54,10 @@ def cancel_job(redis: Redis, queue: JobQueue, job_id: str) -> CancelOutcome:
                 return CancelOutcome.ALREADY_ENDED if has_stream else CancelOutcome.UNKNOWN
             if rq_job.state is JobState.ENDED:
                 return CancelOutcome.ALREADY_ENDED
+            job = read_payload(pipeline.hget(job_key(job_id), "data"))
+            end = Cancelled(metadata=job.metadata if job else {})
             pipeline.multi()
-            outcome = _add_commands(pipeline, queue, job_id, rq_job)
+            outcome = _add_commands(pipeline, queue, job_id, rq_job, end)
             try:
                 pipeline.execute()
             except WatchError:
@@ -60,12 +70,14 @@ def _look_at_stream(pipeline: Any, job_id: str) -> tuple[bool, bool]:
     return bool(entries), bool(entries) and b"end" in entries[0][1]
 
 
-def _add_commands(pipeline: Any, queue: JobQueue, job_id: str, rq_job: RQJob) -> CancelOutcome:
+def _add_commands(
+    pipeline: Any, queue: JobQueue, job_id: str, rq_job: RQJob, end: Cancelled
+) -> CancelOutcome:
     pipeline.set(keys.cancel_key(job_id), b"1", ex=CANCEL_TTL_S)
     if rq_job.state is not JobState.QUEUED:
         return CancelOutcome.REQUESTED
     # A worker may hold the id in its hands without having said so in the job's hash: its
     # attempt then finds the end that we write here, and generates nothing.
-    pipeline.execute_command(*close_command(job_id, Cancelled()))
+    pipeline.execute_command(*close_command(job_id, end))
     queue.mark_cancelled(pipeline, job_id, rq_job.queue_name)
     return CancelOutcome.CANCELLED

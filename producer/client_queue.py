@@ -75,6 +75,19 @@ def parse_rq_job(reply: Sequence[Any]) -> RQJob | None:
     return RQJob(_state(status), status, origin) if status else None
 
 
+def read_payload(data: bytes | None) -> GenerationJob | None:
+    """Return the job in the `data` field of RQ's hash; None where it can't be read.
+
+    Inflates a bounded number of bytes and imports nothing that the payload names.
+    """
+    try:
+        raw = zlib.decompressobj().decompress(data or b"", limits.MAX_PAYLOAD_BYTES)
+        _, _, arguments, _ = OrjsonSerializer.loads(raw)
+        return GenerationJob.parse(arguments[0])
+    except (zlib.error, ValueError, TypeError, LookupError):
+        return None
+
+
 class JobQueue:
     """RQ's queues on one server, seen as a place for GenerationJobs.
 

@@ -16,7 +16,7 @@ def connect(url: str | None = None) -> Redis:
     Without *url*: the embedded server that a worker or demo of this user has running.
     Raises ServerUnavailable.
     """
-    url = url or _running_url()
+    url = resolve_url(url)
     if urlsplit(url).scheme not in _SCHEMES:
         raise ServerUnavailable(
             f"not a Redis URL: {hide_password(url)!r}; expected redis://, rediss:// or unix://"
@@ -54,11 +54,14 @@ def hide_password(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"***@{host}"))
 
 
-def _running_url() -> str:
+def resolve_url(url: str | None) -> str:
+    """Return *url*, or the one of this user's running embedded server; ServerUnavailable."""
+    if url is not None:
+        return url
     # Only here: whoever gives a URL needs nothing of the embedded server.
     from .embedded import running_url
 
-    url = running_url()
-    if url is None:
+    running = running_url()
+    if running is None:
         raise ServerUnavailable("no server: start `headwater worker` first or give --redis URL")
-    return url
+    return running

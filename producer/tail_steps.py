@@ -8,7 +8,17 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from headwater.schemas import Cancelled, End, EntryId, Failed, StreamEntry, decode_entry, keys
+from headwater.schemas import (
+    Cancelled,
+    End,
+    EntryId,
+    Expired,
+    Failed,
+    GenerationJob,
+    StreamEntry,
+    decode_entry,
+    keys,
+)
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -18,7 +28,7 @@ from redis.exceptions import (
     TimeoutError,  # noqa: A004
 )
 
-from .client_queue import RQ_FIELDS, JobState, RQJob, job_key, parse_rq_job
+from .client_queue import RQ_FIELDS, JobState, RQJob, job_key, parse_rq_job, read_payload
 from .errors import JobLost, ServerUnavailable, StreamExpired, StreamGap, UnknownJob
 from .stream_close import close_command
 from .stream_reader import StreamReader, TailItem
@@ -74,6 +84,7 @@ class _Tail:
         self._settings = settings
         self._reader = StreamReader()
         self._lost_for_s = 0.0
+        self._job: GenerationJob | None = None
 
     def run(self, after: EntryId) -> Steps:
         yield from self._skip_to(after)
@@ -130,12 +141,15 @@ class _Tail:
         has_stream = bool((yield from self._call("EXISTS", self._stream)))
         if rq_job is not None and rq_job.state is not JobState.ENDED:
             self._lost_for_s = 0.0
+            if rq_job.state is JobState.QUEUED and not has_stream and idle_s > 0:
+                yield from self._check_expiry()
             return
         if not has_stream:
             yield from self._check_begun(rq_job)
         self._lost_for_s += idle_s
         if self._lost_for_s >= self._settings.lost_after_s:
-            yield from self._write_end(_missing_end(rq_job))
+            job = yield from self._payload()
+            yield from self._write_end(_missing_end(rq_job, job.metadata if job else {}))
 
     def _check_begun(self, rq_job: RQJob | None) -> Generator[Step, Any, None]:
         """Raise when the stream is gone for good; a job that never had one is only unfinished."""
@@ -145,6 +159,21 @@ class _Tail:
         begun = bool((yield from self._call("EXISTS", keys.attempt_key(self._job_id))))
         if begun or seen:
             raise StreamExpired(f"the stream of job {self._job_id} has expired")
+
+    def _check_expiry(self) -> Generator[Step, Any, None]:
+        # A worker says `expired` when it claims the job; without any worker nobody else would.
+        job = yield from self._payload()
+        if job is None or job.expires_at is None:
+            return
+        seconds, _ = yield from self._call("TIME")
+        if seconds > job.expires_at:
+            yield from self._write_end(Expired(metadata=job.metadata))
+
+    def _payload(self) -> Generator[Step, Any, GenerationJob | None]:
+        if self._job is None:
+            data = yield from self._call("HGET", job_key(self._job_id), "data")
+            self._job = read_payload(data)
+        return self._job
 
     def _write_end(self, end: End) -> Generator[Step, Any, None]:
         # Written as a new attempt: a worker that wakes is fenced, and all readers see the same.
@@ -171,13 +200,14 @@ class _Tail:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _missing_end(rq_job: RQJob | None) -> End:
+def _missing_end(rq_job: RQJob | None, metadata: dict[str, Any]) -> End:
     if rq_job is not None and rq_job.status in ("canceled", "stopped"):
-        return Cancelled()
+        return Cancelled(metadata=metadata)
     return Failed(
         code="job_lost",
         message="the job ended without a result; submit it again",
         retryable=True,
+        metadata=metadata,
     )
 
 

@@ -1,4 +1,5 @@
 import threading
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +13,7 @@ from headwater.producer.errors import (
     PayloadTooLarge,
     PromptTooLong,
     QueueFull,
+    ServerUnavailable,
     UnknownModel,
 )
 from headwater.producer.tail import Ended
@@ -371,3 +373,32 @@ def test_rq_job_states_are_known() -> None:
 
     assert [job.state for job in states.values() if job] == ["queued", "running", "ended"]
     assert client_queue.parse_rq_job([None, None]) is None
+
+
+def test_an_end_that_a_cancel_writes_echoes_the_jobs_metadata(producer: Producer) -> None:
+    job_id = producer.submit(job(metadata={"row": 7}))
+    producer.cancel(job_id)
+
+    assert producer.result(job_id).end == Cancelled(metadata={"row": 7})
+
+
+def test_a_client_that_decodes_replies_is_refused(redis_url: str) -> None:
+    with (
+        Redis.from_url(redis_url, decode_responses=True) as client,
+        pytest.raises(ServerUnavailable, match="decode_responses"),
+    ):
+        Producer(client)
+
+
+def test_a_payload_that_is_none_is_read_as_nothing() -> None:
+    bomb = zlib.compress(b"[" * (limits.MAX_PAYLOAD_BYTES + 1))
+
+    for data in (
+        None,
+        b"",
+        b"junk",
+        zlib.compress(b"[1]"),
+        zlib.compress(b'["os.system",null,[],{}]'),
+        bomb,
+    ):
+        assert client_queue.read_payload(data) is None

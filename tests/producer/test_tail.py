@@ -3,6 +3,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from headwater.producer.client import Producer, SubmitSettings, new_job
 from headwater.producer.client_queue import job_key
 from headwater.producer.errors import (
     JobLost,
@@ -18,6 +19,7 @@ from headwater.schemas import (
     Delta,
     DeltaPart,
     EntryId,
+    Expired,
     Failed,
     Finished,
     FinishReason,
@@ -259,3 +261,16 @@ def test_the_block_is_shorter_than_the_socket_timeout_of_the_reading_connection(
         timer.start()
         assert isinstance(list(items)[-1], Ended)
         timer.join()
+
+
+def test_a_job_that_expired_in_its_queue_ends_without_any_worker(redis: Redis) -> None:
+    seconds, _ = redis.time()
+    producer = Producer(redis, SubmitSettings(check_model=False))
+    job_id = producer.submit(
+        new_job("demo", [1], max_tokens=1, expires_at=seconds - 10, metadata={"row": 1})
+    )
+
+    (*_, end) = tail(redis, job_id, settings=QUICK)
+
+    assert isinstance(end, Ended)
+    assert end.event == Expired(metadata={"row": 1})
