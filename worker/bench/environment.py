@@ -8,6 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..engine.blas import preload
+
 _DISTRIBUTIONS = ("headwater", "mlx", "mlx-lm", "tokenizers", "transformers", "redis", "rq", "mkl")
 _THREAD_VARIABLES = ("MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -19,6 +21,7 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "num_cpus": os.cpu_count(),
         "python": platform.python_version(),
+        "blas": preload().name,
         "versions": {name: found for name in _DISTRIBUTIONS if (found := version(name))},
         "threads": {name: os.environ[name] for name in _THREAD_VARIABLES if name in os.environ},
     }

@@ -89,7 +89,9 @@ def test_the_json_object_has_the_contracts_keys() -> None:
     ]  # fmt: skip
     assert report["peer"]["name"] == "peer"
     assert [other["name"] for other in report["peer"]["others"]] == ["other"]
-    assert {"platform", "cpu", "num_cpus", "python", "versions"} <= set(report["environment"])
+    assert {"platform", "cpu", "num_cpus", "python", "blas", "versions"} <= set(
+        report["environment"]
+    )
 
 
 def test_the_median_is_taken_key_by_key() -> None:
