@@ -1,5 +1,6 @@
 """StreamReader: the rules by which a job's entries become output, without any input or output."""
 
+from io import StringIO
 from typing import NamedTuple, TypeAlias
 
 from headwater.schemas import (
@@ -68,7 +69,7 @@ class StreamReader:
         """Where to read on; attempts count from 1."""
         self.end: Ended | None = None
         self._tokens: dict[int, list[int]] = {}
-        self._texts: dict[tuple[int, Channel], str] = {}
+        self._texts: dict[tuple[int, Channel], _KeptText] = {}
 
     def feed(self, entry: StreamEntry) -> list[TailItem]:
         """Take the next entry; raises StreamGap and StreamDiverged. Past the end: ignored."""
@@ -104,7 +105,9 @@ class StreamReader:
     def _take(self, entry_id: EntryId, part: DeltaPart) -> Output:
         where = f"entry {entry_id}, choice {part.choice}"
         known = self._tokens.setdefault(part.choice, [])
-        num_old = _overlap(known, part.start, part.token_ids, f"{where}, token")
+        overlap = known[part.start : part.start + len(part.token_ids)]
+        _check_overlap(len(known), part.start, overlap, part.token_ids, f"{where}, token")
+        num_old = len(overlap)
         new = part.token_ids[num_old:]
         known.extend(new)
         spans = (self._take_span(where, part.choice, span) for span in part.text)
@@ -113,19 +116,46 @@ class StreamReader:
 
     def _take_span(self, where: str, choice: int, span: TextSpan) -> TextSpan:
         key = (choice, span.channel)
-        known = self._texts.get(key, "")
-        num_old = _overlap(known, span.text_start, span.text, f"{where}, {span.channel} character")
+        known = self._texts.setdefault(key, _KeptText())
+        overlap = known.read(span.text_start, len(span.text))
+        where = f"{where}, {span.channel} character"
+        _check_overlap(known.length, span.text_start, overlap, span.text, where)
+        num_old = len(overlap)
         new = span.text[num_old:]
-        self._texts[key] = known + new
+        known.append(new)
         return span.model_copy(update={"text_start": span.text_start + num_old, "text": new})
 
 
-def _overlap(known: list[int] | str, start: int, new: tuple[int, ...] | str, where: str) -> int:
-    """Return how much of *new*, which stands at *start*, is in *known* already."""
-    if start > len(known):
-        raise StreamGap(f"{where} {len(known)} is missing: the entry starts at {start}")
-    overlap = known[start : start + len(new)]
-    for index, (old, again) in enumerate(zip(overlap, new, strict=False)):
+class _KeptText:
+    """A channel's text so far; grows without being copied."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._buffer = StringIO()
+
+    def append(self, text: str) -> None:
+        self._buffer.write(text)
+        self.length += len(text)
+
+    def read(self, start: int, length: int) -> str:
+        if start >= self.length:
+            return ""
+        self._buffer.seek(start)
+        text = self._buffer.read(length)
+        self._buffer.seek(self.length)
+        return text
+
+
+def _check_overlap(
+    num_known: int,
+    start: int,
+    known: list[int] | str,
+    new: tuple[int, ...] | str,
+    where: str,
+) -> None:
+    """Compare *new*, which stands at *start*, with what is *known* from there on."""
+    if start > num_known:
+        raise StreamGap(f"{where} {num_known} is missing: the entry starts at {start}")
+    for index, (old, again) in enumerate(zip(known, new, strict=False)):
         if old != again:
             raise StreamDiverged(f"{where} {start + index} was {old!r} before and is {again!r} now")
-    return len(overlap)

@@ -153,7 +153,7 @@ def test_an_attempt_is_announced() -> None:
 def test_however_attempts_cut_and_repeat_a_text_it_comes_out_once() -> None:
     for seed in range(200):
         dice = random.Random(seed)
-        text = "".join(dice.choices("añ漢🙂", k=dice.randrange(1, 40)))
+        text = "".join(dice.choices("añ漢🙂\r\n", k=dice.randrange(1, 40)))
         entries: list[tuple[str, Event]] = []
         published = 0
         for attempt in range(1, dice.randrange(2, 6)):
