@@ -6,7 +6,9 @@ import pytest
 from headwater.producer.errors import TokenizationError
 from headwater.producer.tokenization import Tokenizer
 from headwater.schemas import TokenizerFiles
+from headwater.worker.engine.demo_model import fetch_demo
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import load as load_tokenizer
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import PreTrainedTokenizerFast
@@ -246,3 +248,30 @@ def test_what_the_file_says_about_cutting_batches_does_not_cut_a_prompt() -> Non
 
     assert Tokenizer(cut).encode("a long prompt") == Tokenizer(files()).encode("a long prompt")
     assert cut.fingerprint == files().fingerprint
+
+
+@pytest.fixture(scope="module")
+def demo() -> tuple[Tokenizer, Any]:
+    """Ours and mlx-lm's tokenizer of the demo model (SmolLM2)."""
+    directory = fetch_demo()
+    return Tokenizer.from_directory(directory), load_tokenizer(directory)
+
+
+@pytest.mark.parametrize("chat", CHATS.values(), ids=CHATS)
+def test_the_demo_models_chats_are_tokenized_as_by_mlx_lm(
+    demo: tuple[Tokenizer, Any], chat: list[dict[str, Any]]
+) -> None:
+    ours, theirs = demo
+
+    expected = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert ours.encode_chat(chat) == expected
+
+
+@pytest.mark.parametrize("text", ["Once upon a time", " 12 漢字 🙂\n", "<|im_start|>x", "a" * 5000])
+def test_the_demo_models_plain_prompts_are_tokenized_as_by_mlx_lm(
+    demo: tuple[Tokenizer, Any], text: str
+) -> None:
+    ours, theirs = demo
+    add_special = theirs.bos_token is None or not text.startswith(theirs.bos_token)
+
+    assert ours.encode(text) == theirs.encode(text, add_special_tokens=add_special)
