@@ -40,7 +40,8 @@ class Sequence:
     num_resumed_tokens: int = 0
     """How many of them an earlier attempt published."""
     num_unread_tokens: int = 0
-    """Sampled tokens (0 or 1) whose values the host has not read yet (pipelining)."""
+    """Sampled tokens whose values the host has not read yet (pipelining): 0 or 1 where a step
+    is planned, 2 between the launch of the next step and the reading of the last."""
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     arrival_s: float = 0.0

@@ -13,7 +13,7 @@ import mlx.core as mx
 from ..segment import CacheKind, Segment
 from ..sequence import Sequence
 
-__all__ = ["CacheKind", "ModelRunner", "Segment"]
+__all__ = ["CacheKind", "DeviceSegment", "ModelRunner", "Segment"]
 
 
 class DeviceSegment(Segment, Protocol):

@@ -1,0 +1,254 @@
+"""The engine: launches forwards and sampling, and reads the tokens back a step later."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import Final, NamedTuple
+
+import mlx.core as mx
+
+from ..errors import EngineUnsound, WorkerError
+from ..sequence import ScheduledSequence, Sequence, TokenOutput
+from .runner import CacheKind, DeviceSegment, ModelRunner, Segment
+from .sampler import NOT_FINITE, Sampler
+
+_RECOMPUTE_CHUNK: Final = 512
+_STEPS_BETWEEN_CLEARS: Final = 128
+"""MLX keeps freed buffers by size; sizes that no longer occur would pile up."""
+
+
+class NonFiniteLogits(WorkerError):
+    """The model computed NaN or infinity for a row."""
+
+
+class FailedRow(NamedTuple):
+    """A sequence that can't go on, and why; the others of its step are unharmed.
+
+    Its keys and values are gone or wrong: nothing of them may go into a prefix cache.
+    """
+
+    sequence: Sequence
+    error: Exception
+
+
+class StepResult(NamedTuple):
+    """What one step gave."""
+
+    outputs: list[TokenOutput]
+    failed: list[FailedRow]
+
+
+class PendingStep:
+    """A launched step; its tokens are on the device until read() asks for them."""
+
+    def __init__(
+        self, rows: tuple[Sequence, ...], tokens: mx.array | None, failed: Iterable[FailedRow] = ()
+    ) -> None:
+        self.rows = rows
+        """The sequences that get a token."""
+        self.tokens = tokens
+        """Their tokens, (rows,) int32, perhaps not computed yet; None without rows."""
+        self._failed = list(failed)
+        self._is_read = False
+
+    @property
+    def failed_sequences(self) -> set[Sequence]:
+        """Sequences that failed before anything was launched for them; their rows are gone."""
+        return {failed.sequence for failed in self._failed}
+
+    def read(self) -> StepResult:
+        """Wait for the tokens and append them to their sequences' outputs.
+
+        A sequence that has finished in the meantime gets none. Raises EngineUnsound when the
+        device failed: nothing computed since can be trusted. ValueError on a second call.
+        """
+        if self._is_read:
+            raise ValueError("this step has been read")
+        self._is_read = True
+        result = StepResult([], self._failed)
+        for sequence, token_id in zip(self.rows, self._values(), strict=True):
+            sequence.num_unread_tokens -= 1
+            if sequence.is_finished:
+                continue
+            if token_id == NOT_FINITE:
+                error = NonFiniteLogits(f"logits of token {sequence.num_tokens} are not finite")
+                result.failed.append(FailedRow(sequence, error))
+                continue
+            sequence.output_token_ids.append(token_id)
+            result.outputs.append(TokenOutput(sequence, token_id))
+        return result
+
+    def _values(self) -> list[int]:
+        if self.tokens is None:
+            return []
+        try:
+            return self.tokens.tolist()  # type: ignore[return-value]  # int32, one dimension
+        except RuntimeError as error:  # what MLX raises for a failed evaluation
+            raise EngineUnsound(f"the device failed to compute a step: {error}") from error
+
+
+class Engine:
+    """Computes steps over rows. Lives on one thread, the one that loaded the model.
+
+    The engine keeps the sequences' counts: attach() sets num_cached_tokens and
+    num_computed_tokens, launch() advances num_computed_tokens and num_unread_tokens, and
+    PendingStep.read() turns the unread token into an output token. It never touches a status.
+    """
+
+    def __init__(self, runner: ModelRunner, sampler: Sampler) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._last = PendingStep((), None)
+        self._num_steps = 0
+
+    @property
+    def cache_kind(self) -> CacheKind:
+        """What the model lets a prefix cache store."""
+        return self._runner.cache_kind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the running rows, capacity included, shared prefixes excluded."""
+        return self._runner.nbytes
+
+    def attach(self, sequence: Sequence, prefix: Seq[Segment] = ()) -> None:
+        """Give *sequence* a row that starts with *prefix*, adjacent segments from token 0."""
+        self._runner.attach(sequence, prefix)
+        num_tokens = sum(segment.num_tokens for segment in prefix)
+        sequence.num_cached_tokens = sequence.num_computed_tokens = num_tokens
+
+    def detach(self, sequence: Sequence) -> None:
+        """Drop a row, also while a launched step still reads it; without a row do nothing."""
+        self._runner.detach(sequence)
+
+    def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
+        """Copy a row's tokens [start, end), or its state at *end*, behind what is launched."""
+        segment = self._runner.extract(sequence, start, end)
+        _start(segment.arrays)
+        return segment
+
+    def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
+        """Note that *prefix* now holds the row's first tokens."""
+        self._runner.rebase(sequence, prefix)
+
+    def launch(self, prefill: Seq[ScheduledSequence], decode: Seq[Sequence]) -> PendingStep:
+        """Compute chunks of *prefill* and one token of each of *decode*; return at once.
+
+        A prefill row whose chunk is all that it has pending gets its next token, too. A row
+        that makes the forward raise is found by running each alone and reported by read().
+        Raises EngineUnsound when the engine can't compute even a row of its own.
+        """
+        try:
+            step = self._forward(prefill, decode)
+        except Exception:  # a model may raise anything; see who is at fault
+            step = self._forward_apart([*prefill, *(ScheduledSequence(row, 1) for row in decode)])
+        _count(prefill, decode, step)
+        self._last = step
+        self._num_steps += 1
+        if self._num_steps % _STEPS_BETWEEN_CLEARS == 0:
+            mx.clear_cache()
+        return step
+
+    def _forward(self, prefill: Seq[ScheduledSequence], decode: Seq[Sequence]) -> PendingStep:
+        rows: list[Sequence] = []
+        logits: list[mx.array] = []
+        state: list[mx.array] = []
+        if prefill:
+            chunked = [sequence for sequence, _ in prefill]
+            chunks = [_chunk(scheduled) for scheduled in prefill]
+            last = self._runner.prefill(chunked, chunks)
+            closing = [i for i, (row, num) in enumerate(prefill) if num == row.num_pending_tokens]
+            if closing:
+                rows += [chunked[index] for index in closing]
+                logits.append(last if len(closing) == len(prefill) else last[mx.array(closing)])
+            state = self._runner.state(chunked)
+        if decode:
+            rows += decode
+            logits.append(self._runner.decode(decode, self._inputs(decode)))
+        if not rows:
+            _start(state)
+            return PendingStep((), None)
+        together = logits[0] if len(logits) == 1 else mx.concatenate(logits)
+        tokens = self._sampler.sample(together, rows)
+        _start([tokens, *state])
+        return PendingStep(tuple(rows), tokens)
+
+    def _inputs(self, decode: Seq[Sequence]) -> mx.array:
+        """Return each row's last token, (rows,), from the last step where nobody has read it."""
+        if all(row.num_unread_tokens for row in decode) and self._last.rows == tuple(decode):
+            assert self._last.tokens is not None
+            return self._last.tokens
+        known = [0 if row.num_unread_tokens else _last_token(row) for row in decode]
+        inputs = mx.array(known, dtype=mx.int32)
+        unread = [index for index, row in enumerate(decode) if row.num_unread_tokens]
+        if unread:
+            place = {sequence: index for index, sequence in enumerate(self._last.rows)}
+            assert self._last.tokens is not None
+            source = mx.array([place[decode[index]] for index in unread])
+            inputs[mx.array(unread)] = self._last.tokens[source]
+        return inputs
+
+    def _forward_apart(self, scheduled: Seq[ScheduledSequence]) -> PendingStep:
+        """Run every row alone, after a forward over all of them has raised.
+
+        That one may have written half of the layers, so each row is computed anew.
+        """
+        done: list[PendingStep] = []
+        failed: list[FailedRow] = []
+        for sequence, num_tokens in scheduled:
+            try:
+                done.append(self._forward_anew(sequence, num_tokens))
+            except Exception as error:  # it is reported, and its row goes
+                failed.append(FailedRow(sequence, error))
+                self._runner.detach(sequence)
+        if failed and not done:
+            self._check_soundness(scheduled[0].sequence, failed[0].error)
+        rows = tuple(row for step in done for row in step.rows)
+        tokens = [step.tokens for step in done if step.tokens is not None]
+        return PendingStep(rows, mx.concatenate(tokens) if tokens else None, failed)
+
+    def _forward_anew(self, sequence: Sequence, num_tokens: int) -> PendingStep:
+        self._runner.detach(sequence)
+        self._runner.attach(sequence, ())
+        for start in range(0, sequence.num_computed_tokens, _RECOMPUTE_CHUNK):
+            end = min(start + _RECOMPUTE_CHUNK, sequence.num_computed_tokens)
+            self._runner.prefill([sequence], [sequence.tokens(start, end)])
+            mx.eval(self._runner.state([sequence]))
+        if sequence.num_unread_tokens:
+            return self._forward([], [sequence])
+        return self._forward([ScheduledSequence(sequence, num_tokens)], [])
+
+    def _check_soundness(self, sequence: Sequence, cause: Exception) -> None:
+        """Compute one token in a fresh row; if that fails, no job is to blame."""
+        probe = Sequence(sequence.job)
+        try:
+            self._runner.attach(probe, ())
+            mx.eval(self._runner.prefill([probe], [[0]]))
+        except Exception as error:
+            raise EngineUnsound(f"no row can be computed any more: {error}") from cause
+        finally:
+            self._runner.detach(probe)
+
+
+def _count(prefill: Seq[ScheduledSequence], decode: Seq[Sequence], step: PendingStep) -> None:
+    """Note what a launched step computes; rows that failed stay where they were."""
+    failed = step.failed_sequences
+    for sequence, num_tokens in prefill:
+        sequence.num_computed_tokens += 0 if sequence in failed else num_tokens
+    for sequence in decode:
+        sequence.num_computed_tokens += 0 if sequence in failed else 1
+    for sequence in step.rows:
+        sequence.num_unread_tokens += 1
+
+
+def _start(arrays: list[mx.array]) -> None:
+    """Let the device begin; whoever reads one of *arrays* waits for it."""
+    mx.async_eval(arrays)  # type: ignore[no-untyped-call]
+
+
+def _chunk(scheduled: ScheduledSequence) -> list[int]:
+    start = scheduled.sequence.num_computed_tokens
+    return scheduled.sequence.tokens(start, start + scheduled.num_tokens)
+
+
+def _last_token(sequence: Sequence) -> int:
+    return sequence.tokens(sequence.num_known_tokens - 1, sequence.num_known_tokens)[0]

@@ -1,0 +1,122 @@
+"""Top-k, top-p, min-p and temperature over the head of the order, exact or known not to be."""
+
+from collections.abc import Sequence as Seq
+from typing import Final, NamedTuple
+
+import mlx.core as mx
+from headwater.schemas import SamplingParams
+
+_MIN_HEAD: Final = 64
+_MAX_HEAD: Final = 1024
+"""Tokens of the order that are looked at first, a power of two in between."""
+
+
+class Filters(NamedTuple):
+    """The drawing rows' parameters; arrays are (rows, 1) and float32 but for top_k."""
+
+    inverse_temperature: mx.array
+    top_k: mx.array
+    """The vocabulary's size where it keeps all."""
+    top_p: mx.array
+    """Infinite where it keeps all."""
+    log_min_p: mx.array
+    """Minus infinity where it keeps all."""
+    is_unfiltered: mx.array
+    has_top_p: bool
+    has_unfiltered: bool
+    head: int
+    """How many tokens of the order to look at first."""
+    is_head_enough: bool
+    """Whether no row can need more than the head."""
+
+    @classmethod
+    def of(cls, rows: Seq[SamplingParams], vocabulary_size: int) -> "Filters":
+        """Lay the parameters of rows with a temperature above zero out as arrays."""
+        head = _head(rows, vocabulary_size)
+        unfiltered = [not row.top_k and row.top_p == 1 and row.min_p == 0 for row in rows]
+        return cls(
+            inverse_temperature=1 / _column([row.temperature for row in rows]),
+            top_k=mx.array([[row.top_k or vocabulary_size] for row in rows]),
+            top_p=_column([row.top_p if row.top_p < 1 else float("inf") for row in rows]),
+            log_min_p=mx.log(_column([row.min_p for row in rows])),
+            is_unfiltered=mx.array(unfiltered)[:, None],
+            has_top_p=any(row.top_p < 1 for row in rows),
+            has_unfiltered=any(unfiltered),
+            head=head,
+            is_head_enough=head == vocabulary_size or all(0 < row.top_k < head for row in rows),
+        )
+
+    def take(self, rows: mx.array) -> "Filters":
+        """Return the parameters of some of the rows."""
+        return self._replace(
+            inverse_temperature=self.inverse_temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            log_min_p=self.log_min_p[rows],
+            is_unfiltered=self.is_unfiltered[rows],
+        )
+
+
+class Choice(NamedTuple):
+    """Drawn tokens, (rows,) int32, and whether the whole vocabulary would have given them."""
+
+    tokens: mx.array
+    is_sure: mx.array
+
+
+def choose(logits: mx.array, filters: Filters, uniform: mx.array) -> Choice:
+    """Draw from the head of the order; *logits* (rows, vocabulary), *uniform* (rows, 1)."""
+    size = filters.head
+    if size == logits.shape[-1]:
+        tokens = choose_among_all(logits, filters, uniform)
+        return Choice(tokens, mx.ones(tokens.shape, dtype=mx.bool_))
+    # Ascending ids first: the second sort is stable, so ties stand by token id.
+    head = mx.sort(mx.argpartition(-logits, kth=size - 1, axis=-1)[:, :size], axis=-1)
+    order = mx.argsort(-mx.take_along_axis(logits, head, axis=-1), axis=-1)
+    return _walk(logits, mx.take_along_axis(head, order, axis=-1), filters, uniform)
+
+
+def choose_among_all(logits: mx.array, filters: Filters, uniform: mx.array) -> mx.array:
+    """Draw with the whole vocabulary in order: always right, about ten times the time."""
+    return _walk(logits, mx.argsort(-logits, axis=-1), filters, uniform).tokens
+
+
+def _walk(logits: mx.array, ids: mx.array, filters: Filters, uniform: mx.array) -> Choice:
+    """Walk the tokens *ids*, (rows, n) in descending order, up to the uniform number."""
+    values = mx.take_along_axis(logits, ids, axis=-1)
+    peak = values[:, :1]
+    weights = mx.exp((values - peak) * filters.inverse_temperature)
+    cumulative = mx.cumsum(weights, axis=-1)
+    num_kept = _num_kept(logits, values, weights, filters)
+    total = mx.take_along_axis(cumulative, num_kept - 1, axis=-1)
+    is_sure = num_kept < ids.shape[1]
+    if filters.has_unfiltered:
+        whole = mx.sum(mx.exp((logits - peak) * filters.inverse_temperature), -1, keepdims=True)
+        total = mx.where(filters.is_unfiltered, whole, total)
+        is_sure = is_sure | (filters.is_unfiltered & (uniform * total < cumulative[:, -1:]))
+    passed = mx.sum(cumulative <= uniform * total, axis=-1, keepdims=True)
+    tokens = mx.take_along_axis(ids, mx.minimum(passed, num_kept - 1), axis=-1)
+    return Choice(tokens[:, 0].astype(mx.int32), is_sure[:, 0])
+
+
+def _num_kept(logits: mx.array, values: mx.array, weights: mx.array, filters: Filters) -> mx.array:
+    """Count the tokens of the order that every filter keeps, (rows, 1)."""
+    peak = values[:, :1]
+    # A weight of zero is an id that is ruled out, or one that no number can reach.
+    is_kept = (weights > 0) & (mx.arange(values.shape[1]) < filters.top_k)
+    is_kept = is_kept & (values >= peak + filters.log_min_p)
+    if filters.has_top_p:
+        mass_above = mx.cumsum(mx.exp(values - peak), axis=-1, inclusive=False)
+        mass = mx.sum(mx.exp(logits - peak), axis=-1, keepdims=True)
+        is_kept = is_kept & (mass_above < filters.top_p * mass)
+    return mx.sum(is_kept, axis=-1, keepdims=True)
+
+
+def _head(rows: Seq[SamplingParams], vocabulary_size: int) -> int:
+    longest = max(row.top_k for row in rows)
+    head = max(_MIN_HEAD, min(_MAX_HEAD, 1 << longest.bit_length()))
+    return min(head, vocabulary_size)
+
+
+def _column(values: list[float]) -> mx.array:
+    return mx.array(values, dtype=mx.float32)[:, None]

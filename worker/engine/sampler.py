@@ -1,0 +1,122 @@
+"""The next token of every row: one graph for the batch, one uniform number a draw.
+
+A draw walks the kept tokens in descending order of their logits, ties by token id, until
+their cumulative weight passes the uniform number. Filters look at the model's own
+distribution and the temperature comes last, as in mlx_lm.sample_utils, so each filter keeps
+a prefix of that order and the walk needs the head of it only.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import Final
+
+import mlx.core as mx
+import numpy as np
+
+from ..sequence import Sequence
+from .draws import stream_key, uniforms
+from .filters import Filters, choose, choose_among_all
+
+SAMPLER_VERSION: Final = 1
+"""Changes whenever the same job could get other tokens: a resume then restarts."""
+
+NOT_FINITE: Final = -1
+"""Stands for the token of a row whose logits are not finite."""
+
+
+class Sampler:
+    """Samples by each job's own parameters; the same draw at any row of any batch.
+
+    What depends on the rows alone is built when the rows change, not every step.
+    """
+
+    def __init__(self, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
+        self._vocabulary_size = vocabulary_size
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._batch = _BatchParameters((), vocabulary_size, self._eos_token_ids)
+
+    def sample(self, logits: mx.array, rows: Seq[Sequence]) -> mx.array:
+        """Return the next token of each row, (rows,) int32, NOT_FINITE where it has none.
+
+        *logits* is (rows, vocabulary). The result is lazy unless a row draws without a small
+        top-k: then the device is asked whether the head of the order was enough.
+        """
+        batch = self._parameters(rows)
+        logits = logits.astype(mx.float32)
+        is_sound = mx.isfinite(mx.max(logits, axis=-1))
+        indices = np.fromiter((row.num_output_tokens for row in rows), np.uint64, len(rows))
+        logits = batch.mask_ends(logits, indices)
+        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        if batch.filters is not None:
+            drawn = _draw(logits[batch.random_rows], batch.filters, batch.uniforms(indices))
+            tokens[batch.random_rows] = drawn
+        return mx.where(is_sound, tokens, NOT_FINITE)
+
+    def _parameters(self, rows: Seq[Sequence]) -> "_BatchParameters":
+        if self._batch.rows != tuple(rows):
+            self._batch = _BatchParameters(tuple(rows), self._vocabulary_size, self._eos_token_ids)
+        return self._batch
+
+
+class _BatchParameters:
+    """What sampling needs to know of a set of rows, as arrays."""
+
+    def __init__(
+        self, rows: tuple[Sequence, ...], vocabulary_size: int, eos_token_ids: frozenset[int]
+    ) -> None:
+        self.rows = rows
+        is_random = [row.job.sampling.temperature > 0 for row in rows]
+        self._random = np.flatnonzero(np.array(is_random, dtype=bool))
+        drawing = [rows[index] for index in self._random]
+        self.random_rows = mx.array(self._random.astype(np.int32))
+        self.filters = (
+            Filters.of([row.job.sampling for row in drawing], vocabulary_size) if drawing else None
+        )
+        self._keys = np.array([stream_key(row.job, row.choice) for row in drawing], np.uint64)
+        self._min_tokens = np.array([row.job.min_tokens for row in rows], np.uint64)
+        self._end_ids = _padded([_end_ids(row, eos_token_ids) for row in rows])
+
+    def uniforms(self, indices: np.ndarray) -> mx.array:
+        """One number in [0, 1) for each drawing row, (drawing rows, 1)."""
+        return mx.array(uniforms(self._keys, indices[self._random]))[:, None]
+
+    def mask_ends(self, logits: mx.array, indices: np.ndarray) -> mx.array:
+        """Rule out the ids that would end a row that has not reached its min_tokens."""
+        is_short = indices < self._min_tokens
+        if self._end_ids is None or not is_short.any():
+            return logits
+        values = mx.take_along_axis(logits, self._end_ids, axis=-1)
+        values = mx.where(mx.array(is_short)[:, None], -mx.inf, values)
+        return mx.put_along_axis(logits, self._end_ids, values, axis=-1)
+
+
+def _end_ids(row: Sequence, eos_token_ids: frozenset[int]) -> list[int]:
+    if row.job.min_tokens == 0:
+        return []
+    ends = set(row.job.stop_token_ids)
+    return sorted(ends if row.job.ignore_eos else ends | eos_token_ids)
+
+
+def _padded(ids: list[list[int]]) -> mx.array | None:
+    """Make a rectangle of lists, each padded with its own first id; None if all are empty.
+
+    A row without ids gets 0: mask_ends() then writes what stands there already.
+    """
+    width = max(map(len, ids), default=0)
+    if width == 0:
+        return None
+    return mx.array([[*row, *(row[:1] or [0]) * (width - len(row))] for row in ids])
+
+
+def _draw(logits: mx.array, filters: Filters, uniform: mx.array) -> mx.array:
+    """Draw one token a row; logits (rows, vocabulary), result (rows,) int32."""
+    choice = choose(logits, filters, uniform)
+    if filters.is_head_enough:
+        return choice.tokens
+    doubtful = np.flatnonzero(~np.array(choice.is_sure))
+    if not doubtful.size:
+        return choice.tokens
+    rows = mx.array(doubtful.astype(np.int32))
+    tokens = choice.tokens
+    tokens[rows] = choose_among_all(logits[rows], filters.take(rows), uniform[rows])
+    return tokens
