@@ -2,12 +2,10 @@
 
 import random
 from collections.abc import Iterator
-from functools import cached_property
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import orjson
 import structlog
-from headwater.schemas import TokenizerFiles
 from tokenizers import Tokenizer
 
 from .token_bytes import UnsupportedDecoder, bytes_function
@@ -42,16 +40,6 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self.pieces: tuple[Piece, ...] | None = _checked_pieces(tokenizer)
         """By token id; None where no table can be made."""
-
-    @classmethod
-    def from_files(cls, files: TokenizerFiles) -> Self:
-        """Build it from the files of a tokenizer."""
-        return cls(Tokenizer.from_str(orjson.dumps(files.tokenizer).decode()))
-
-    @cached_property
-    def special_token_ids(self) -> frozenset[int]:
-        """Ids of the tokens that give no text."""
-        return frozenset(_special_ids(self.tokenizer))
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the tokenizer's own text of *token_ids*, special tokens left out."""

@@ -60,7 +60,9 @@ JOBS = st.builds(
     prompt_token_ids=st.just((0,)),
     max_tokens=st.integers(6, 14),
     min_tokens=st.integers(0, 6),
-    stop=st.lists(st.text("abé🙂", min_size=1, max_size=5), max_size=4).map(tuple),
+    stop=st.lists(
+        st.text("ab", min_size=1, max_size=4) | st.text("abé🙂", min_size=1, max_size=5), max_size=4
+    ).map(tuple),
     stop_token_ids=st.sampled_from([(), (), (EOS,), (5,), (1, EOS)]),
     ignore_eos=st.booleans(),
 )
