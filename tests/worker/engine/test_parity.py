@@ -1,0 +1,75 @@
+"""A runner that batches wrongly is found at load and not used."""
+
+import mlx.core as mx
+import pytest
+from headwater.worker.engine.merged_runner import MergedRunner
+from headwater.worker.engine.parity import choose_runner
+from headwater.worker.engine.row_runner import RowRunner
+from headwater.worker.errors import EngineUnsound
+from structlog.testing import capture_logs
+
+from tests.tiny_models import TINY_FAMILIES, VOCABULARY_SIZE, tiny_model
+
+
+class LeakyRunner(MergedRunner):
+    """Lets a row see its neighbour, a little."""
+
+    def decode(self, rows, tokens):
+        logits = super().decode(rows, tokens)
+        return logits + 0.01 * mx.roll(logits, 1, axis=0)
+
+
+class RaisingRunner(MergedRunner):
+    def decode(self, rows, tokens):
+        raise ValueError("shapes do not match")
+
+
+class NotANumberRunner(MergedRunner):
+    def decode(self, rows, tokens):
+        return super().decode(rows, tokens) * float("nan")
+
+
+@pytest.mark.parametrize("family", TINY_FAMILIES)
+def test_a_family_that_batches_rightly_gets_the_fast_runner_without_a_warning(family) -> None:
+    with capture_logs() as logs:
+        runner = choose_runner(tiny_model(family), VOCABULARY_SIZE)
+
+    assert type(runner) is MergedRunner
+    assert logs == []
+
+
+@pytest.mark.parametrize("wrong", [LeakyRunner, RaisingRunner, NotANumberRunner])
+def test_a_wrong_runner_is_passed_over_for_the_next_candidate(wrong) -> None:
+    with capture_logs() as logs:
+        runner = choose_runner(tiny_model("llama"), VOCABULARY_SIZE, (wrong, MergedRunner))
+
+    assert type(runner) is MergedRunner
+    assert [(entry["event"], entry["runner"]) for entry in logs] == [
+        ("parity_failed", wrong.__name__)
+    ]
+
+
+def test_without_a_right_candidate_rows_run_one_at_a_time_and_a_warning_says_so() -> None:
+    with capture_logs() as logs:
+        runner = choose_runner(tiny_model("llama"), VOCABULARY_SIZE, (LeakyRunner,))
+
+    assert type(runner) is RowRunner
+    assert logs[-1]["event"] == "rows_run_one_at_a_time"
+    assert logs[-1]["log_level"] == "warning"
+
+
+def test_the_chosen_runner_starts_without_rows() -> None:
+    assert choose_runner(tiny_model("qwen3_5"), VOCABULARY_SIZE).nbytes == 0
+
+
+def test_sixteen_bit_weights_are_allowed_their_rounding() -> None:
+    model = tiny_model("llama")
+    model.set_dtype(mx.bfloat16)
+    assert type(choose_runner(model, VOCABULARY_SIZE)) is MergedRunner
+
+
+def test_a_model_that_computes_nan_for_a_row_alone_is_refused() -> None:
+    model = tiny_model("llama")
+    model.lm_head.weight = model.lm_head.weight * float("nan")
+    with pytest.raises(EngineUnsound, match="not finite"):
+        choose_runner(model, VOCABULARY_SIZE)
