@@ -31,17 +31,25 @@ class Leaders:
     def __contains__(self, placement: Placement) -> bool:
         return placement in self._leaders
 
-    def add(self, placement: Placement) -> None:
-        """Let a sequence lead that has just got a row."""
+    def add(self, placement: Placement, successors: Iterable[Placement]) -> None:
+        """Let a sequence lead that has just got a row, *successors* being next in trie order.
+
+        A whole state has to be taken in passing, so those who are to come count already.
+        """
         self._leaders[placement] = None
+        if self._kind is CacheKind.SEGMENTS:
+            return
+        for successor in successors:
+            shared = self._shared_length(placement, successor)
+            if shared - placement.sequence.num_computed_tokens < self._min_shared_tokens:
+                break
+            placement.add_boundary(shared)
 
     def find(self, taker: Placement, num_cached_tokens: int) -> Shared | None:
         """Return the leader worth waiting for, given what the cache has already."""
         best = Shared(taker, num_cached_tokens + self._min_shared_tokens - 1)
         for leader in self._leaders:
-            if leader.root_key != taker.root_key:
-                continue
-            shared = min(shared_length(leader.tokens, taker.tokens), len(taker.tokens) - 1)
+            shared = self._shared_length(leader, taker)
             if shared > best.num_tokens and self._can_commit(leader, shared):
                 best = Shared(leader, shared)
         return None if best.leader is taker else best
@@ -81,6 +89,12 @@ class Leaders:
             for leader in self._leaders
             if leader.sequence.num_computed_tokens >= len(leader.tokens)
         ]
+
+    def _shared_length(self, leader: Placement, taker: Placement) -> int:
+        """Tokens of *leader* that *taker* can use, which has to compute its last one."""
+        if leader.root_key != taker.root_key:
+            return 0
+        return min(shared_length(leader.tokens, taker.tokens), len(taker.tokens) - 1)
 
     def _can_commit(self, leader: Placement, end: int) -> bool:
         # A row's state is only there at the moment when it stands at its end.

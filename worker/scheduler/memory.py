@@ -51,7 +51,8 @@ class MemoryPlanner(Generic[S]):
     def fits(self, sequence: Sequence, num_matched_tokens: int) -> bool:
         """Whether one more row fits that starts with so many cached tokens."""
         pinned = self._footprint.bytes_per_token * num_matched_tokens
-        extra = min(pinned, self._cache.evictable_nbytes)
+        # Commits of this plan are not in the cache yet, so they cannot be evicted for it.
+        extra = min(pinned, self._cache.evictable_nbytes) + self._commit_nbytes
         return self._excess_nbytes() + extra + self._grown(sequence, num_matched_tokens) <= 0
 
     def evict(self) -> None:
@@ -76,7 +77,7 @@ class MemoryPlanner(Generic[S]):
         return free >= nbytes
 
     def _excess_nbytes(self) -> int:
-        # Commits are left out: those of rows that go can be evicted at once.
+        # Commits are left out: those of rows that go can be evicted in the next step.
         if self._max_bytes is None:
             return -sys.maxsize
         planned = self._rows_nbytes + self._activation_nbytes

@@ -187,8 +187,7 @@ class Scheduler(Generic[S]):
         """Give a row or a leader to a waiting sequence; return whether there was room."""
         placement.refresh_tokens()
         if placement.is_solo:
-            for other in list(self._running):
-                self._preempt(other, plan)
+            self._clear_for(placement.sequence, plan)
         tokens = placement.tokens
         match = self._cache.match(placement.root_key, tokens, len(tokens) - 1)
         shared = self._leaders.find(placement, match.num_tokens)
@@ -196,10 +195,18 @@ class Scheduler(Generic[S]):
             self._leaders.park(placement, shared)
             return True
         # Alone it may have everything: a job too large for the budget is not refused for ever.
-        if self._running and not self._memory.fits(placement.sequence, match.num_tokens):
+        is_alone = placement.is_solo or not (self._running or plan.early_commits)
+        if not is_alone and not self._memory.fits(placement.sequence, match.num_tokens):
             return False
         self._start(placement, self._cache.pin(match), plan)
         return True
+
+    def _clear_for(self, sequence: Sequence, plan: StepPlan[S]) -> None:
+        """Preempt all for one that runs alone; what they leave in the cache must let it fit."""
+        self._memory.add_row(sequence)
+        for other in list(self._running):
+            self._preempt(other, plan)
+        self._memory.remove_row(sequence)
 
     def _start(self, placement: Placement, node: Node[S] | None, plan: StepPlan[S]) -> None:
         sequence = placement.sequence
@@ -209,7 +216,7 @@ class Scheduler(Generic[S]):
         sequence.status = SequenceStatus.RUNNING
         placement.stage = Stage.RUNNING
         self._running[placement] = None
-        self._leaders.add(placement)
+        self._leaders.add(placement, self._waiting.successors(placement))
         self._commits.expect_prompt(placement)
         self._memory.add_row(sequence)
         self._memory.evict()

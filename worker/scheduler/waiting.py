@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from .placement import RANKS, Placement, Stage
 
@@ -43,6 +43,10 @@ class WaitingQueue:
         is_aged = now - oldest.oldest_arrival_s() >= self._max_wait_s
         return (oldest if is_aged else waiting[0]).pop()
 
+    def successors(self, placement: Placement) -> Iterator[Placement]:
+        """Yield those of its class whose turn comes next, in trie order."""
+        return self._classes[placement.rank].next_in_wave()
+
     def forget(self, placement: Placement) -> None:
         """Take out a waiting sequence that was cancelled."""
         placement.stage = Stage.GONE
@@ -73,6 +77,9 @@ class _PriorityClass:
             if placement.stage is Stage.WAITING:
                 self.num_waiting -= 1
                 return placement
+
+    def next_in_wave(self) -> Iterator[Placement]:
+        return (placement for placement in self._wave if placement.stage is Stage.WAITING)
 
     def oldest_arrival_s(self) -> float:
         """When the oldest waiting sequence arrived; there must be one."""
