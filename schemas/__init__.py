@@ -1,6 +1,6 @@
 """What crosses Redis, and nothing else: jobs, events, names. Loads without Redis or MLX."""
 
-from . import keys, limits
+from . import keys, limits, scripts
 from .base import WireModel
 from .errors import HeadwaterError, SchemaError
 from .events import (
@@ -76,4 +76,5 @@ __all__ = [
     "encode_fields",
     "keys",
     "limits",
+    "scripts",
 ]

@@ -1,0 +1,162 @@
+"""A job's stream as the worker sees it: begin an attempt, read what is there, append."""
+
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from headwater.schemas import (
+    FENCE_TYPES,
+    Delta,
+    DeltaPart,
+    End,
+    EntryId,
+    Event,
+    Fence,
+    Released,
+    Restarted,
+    StreamEntry,
+    decode_entry,
+    keys,
+    scripts,
+)
+from redis import Redis
+from redis.exceptions import NoScriptError, RedisError
+
+from .redis_client import is_passing
+
+
+class Begun(NamedTuple):
+    """An attempt that is ours."""
+
+    attempt: int
+    at_ms: int
+    """Redis' time of its fence."""
+
+
+class Ended(NamedTuple):
+    """The stream has an end already."""
+
+    entry: StreamEntry
+
+
+class Appended(Enum):
+    """What became of an entry."""
+
+    WRITTEN = auto()
+    """It is there, by this call or by an earlier one whose reply was lost."""
+    FENCED = auto()
+    """A later attempt owns the stream."""
+    GONE = auto()
+    """There is no such stream any more."""
+    LATER = auto()
+    """The server can't now: the same entry again, later."""
+    BEHIND = auto()
+    """The stream does not hold what this attempt wrote before."""
+
+
+class History(NamedTuple):
+    """What a new attempt has to know of the ones before it."""
+
+    parts: tuple[DeltaPart, ...]
+    """Published since the last `restarted`, in order."""
+    sampler_version: int | None
+    first_started_ms: int
+    strikes: int
+    """Attempts in a row, before this one, that died without a new token."""
+
+
+class JobStreams:
+    """The streams on one server. Not shared between threads."""
+
+    def __init__(self, redis: Redis) -> None:
+        self.redis = redis
+        self._begin = redis.register_script(scripts.BEGIN)
+        self._close = redis.register_script(scripts.CLOSE)
+        self._append = redis.register_script(scripts.APPEND)
+
+    def begin(self, job_id: str, execution_id: str, fence: Fence, ttl_ms: int) -> Begun | Ended:
+        """Open an attempt, unless the stream has ended; may be repeated."""
+        call = scripts.begin(job_id, execution_id, fence, ttl_ms)
+        reply: Any = self._begin(keys=call.keys, args=call.args)
+        if reply[0] == b"begun":
+            return Begun(int(reply[1]), int(reply[2]))
+        return Ended(self._entry(job_id, reply[1]))
+
+    def close(self, job_id: str, end: End, ttl_ms: int) -> StreamEntry:
+        """End a stream that no worker writes to; return its end, which may be an older one."""
+        call = scripts.close(job_id, end, ttl_ms)
+        reply: Any = self._close(keys=call.keys, args=call.args)
+        return self._entry(job_id, reply)
+
+    def read(self, job_id: str) -> list[StreamEntry]:
+        """Return all entries; raises SchemaError for one that is none of ours."""
+        found: Any = self.redis.xrange(keys.stream_key(job_id))
+        return [decode_entry(entry_id, fields) for entry_id, fields in found]
+
+    def last_id(self, job_id: str) -> EntryId | None:
+        """Return the id of the last entry; None when there is no stream."""
+        found: Any = self.redis.xrevrange(keys.stream_key(job_id), count=1)
+        return EntryId.parse(found[0][0]) if found else None
+
+    def append_all(self, entries: list[tuple[str, EntryId, Event]], ttl_ms: int) -> list[Appended]:
+        """Append one entry each to several streams, (job id, entry id, event), in one trip.
+
+        Raises RedisError when the trip itself fails: any of them may be written then.
+        """
+        replies = self._send(entries, ttl_ms)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            # The server was restarted. Entries that were written already say so the second time.
+            self.redis.script_load(scripts.APPEND)
+            replies = self._send(entries, ttl_ms)
+        pairs = zip(entries, replies, strict=True)
+        return [_appended(entry_id, reply) for (_, entry_id, _), reply in pairs]
+
+    def _send(self, entries: list[tuple[str, EntryId, Event]], ttl_ms: int) -> list[Any]:
+        with self.redis.pipeline(transaction=False) as pipeline:
+            for job_id, entry_id, event in entries:
+                call = scripts.append(job_id, entry_id, event, ttl_ms)
+                pipeline.evalsha(self._append.sha, len(call.keys), *call.keys, *call.args)
+            replies: list[Any] = pipeline.execute(raise_on_error=False)
+        return replies
+
+    def _entry(self, job_id: str, entry_id: bytes) -> StreamEntry:
+        found: Any = self.redis.xrange(keys.stream_key(job_id), entry_id, entry_id)
+        return decode_entry(*found[0])
+
+
+def history_of(entries: list[StreamEntry], attempt: int) -> History:
+    """Return what the attempts before *attempt* left in *entries*."""
+    parts: list[DeltaPart] = []
+    sampler_version: int | None = None
+    strikes = 0
+    for entry in entries:
+        event = entry.event
+        if entry.id.attempt >= attempt:
+            break
+        if isinstance(event, Restarted):
+            parts.clear()
+        if isinstance(event, FENCE_TYPES) and entry.id.seq == 0:
+            sampler_version = event.sampler_version
+            strikes += 1
+        elif isinstance(event, Released):
+            strikes = 0
+        elif isinstance(event, Delta):
+            strikes = 0
+            parts += event.parts
+    first = next((entry.at_ms for entry in entries if entry.at_ms is not None), 0)
+    return History(tuple(parts), sampler_version if parts else None, first, strikes)
+
+
+def _appended(entry_id: EntryId, reply: Any) -> Appended:
+    if isinstance(reply, RedisError):
+        if is_passing(reply):
+            return Appended.LATER
+        raise reply
+    kind, last = reply
+    if kind == b"written":
+        return Appended.WRITTEN
+    if kind == b"gone" or not last:
+        return Appended.GONE
+    last_id = EntryId.parse(last)
+    if last_id == entry_id:
+        return Appended.WRITTEN
+    return Appended.FENCED if last_id.attempt > entry_id.attempt else Appended.BEHIND
