@@ -12,16 +12,6 @@ from tokenizers import Tokenizer as FastTokenizer
 from . import chat_template
 from .errors import TokenizationError
 
-_SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
-
 
 class Tokenizer:
     """A model's tokenizer and chat template. Safe to share between threads."""
@@ -95,9 +85,16 @@ class Tokenizer:
 
     @cached_property
     def _special_tokens(self) -> dict[str, str]:
+        # Models name tokens of their own beside the usual ones: image_token, ...
         config = self.files.config
-        found = {name: _token_text(config.get(name)) for name in _SPECIAL_TOKENS}
-        return {name: text for name, text in found.items() if text is not None}
+        extra = config.get("extra_special_tokens")
+        named = {**config, **(extra if isinstance(extra, dict) else {})}
+        found = {name: _token_text(value) for name, value in named.items()}
+        return {
+            name: text
+            for name, text in found.items()
+            if name.endswith("_token") and text is not None
+        }
 
     def _template(self, *, has_tools: bool) -> str:
         template = self.files.chat_template or self.files.config.get("chat_template")

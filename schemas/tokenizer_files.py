@@ -43,6 +43,10 @@ class TokenizerFiles(WireModel):
         template_path = directory / "chat_template.jinja"
         config_path = directory / "tokenizer_config.json"
         config = _read_json(config_path) if config_path.is_file() else {}
+        # Older models name their special tokens in a file apart.
+        map_path = directory / "special_tokens_map.json"
+        tokens = _read_json(map_path) if map_path.is_file() else {}
+        config |= {name: token for name, token in tokens.items() if config.get(name) is None}
         if template_path.is_file():
             template: Any = template_path.read_text("utf-8")
         else:

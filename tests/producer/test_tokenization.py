@@ -250,6 +250,34 @@ def test_what_the_file_says_about_cutting_batches_does_not_cut_a_prompt() -> Non
     assert cut.fingerprint == files().fingerprint
 
 
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        ({"bos_token": "<s>", "extra_special_tokens": {"image_token": "<|header|>"}}, {}),
+        ({"bos_token": "<s>", "image_token": "<|header|>"}, {}),
+        ({"bos_token": None}, {"bos_token": "<s>", "eos_token": {"content": "</s>"}}),
+        ({}, {"bos_token": "<s>", "eos_token": "</s>"}),
+    ],
+)
+def test_special_tokens_are_found_wherever_mlx_lm_finds_them(
+    tmp_path: Path, config: dict[str, Any], tokens: dict[str, Any]
+) -> None:
+    template = "{{ bos_token }}|{{ eos_token }}|{{ image_token }}|{{ messages[0].content }}"
+    written = {
+        "tokenizer.json": files().tokenizer,
+        "tokenizer_config.json": config | {"chat_template": template},
+        "special_tokens_map.json": tokens,
+        "config.json": {"model_type": "llama"},
+    }
+    for name, value in written.items():
+        (tmp_path / name).write_text(json.dumps(value))
+
+    ours, theirs = Tokenizer.from_directory(tmp_path), load_tokenizer(tmp_path)
+
+    chat = CHATS["one turn"]
+    assert ours.encode_chat(chat) == theirs.apply_chat_template(chat, return_dict=False)
+
+
 @pytest.fixture(scope="module")
 def demo() -> tuple[Tokenizer, Any]:
     """Ours and mlx-lm's tokenizer of the demo model (SmolLM2)."""
