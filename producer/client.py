@@ -15,7 +15,7 @@ from .client_cancel import CancelOutcome, cancel_job
 from .client_idempotency import Record, payload_digest
 from .client_queue import JobQueue, job_key, queue_names
 from .connection import connect
-from .errors import DuplicateJob, ProducerError, QueueFull, ServerUnavailable
+from .errors import DuplicateJob, InvalidRequest, ProducerError, QueueFull, ServerUnavailable
 from .models import ModelDirectory, fit_to_card
 from .result import GenerationResult, collect
 from .tail import TailItem, tail
@@ -121,16 +121,23 @@ class Producer:
         return collect(self.tail(job_id))
 
     def _prepare(self, job: GenerationJob, card: ModelCard | None) -> GenerationJob:
-        if card is None and self._settings.check_model:
-            card = self.models.card(job.model)
         if card is not None:
             job = fit_to_card(job, card)
+        elif self._settings.check_model:
+            job = self._fit(job)
         if job.sampling.seed is None:
             seed = secrets.randbelow(limits.MAX_SEED + 1)
             job = job.model_copy(
                 update={"sampling": job.sampling.model_copy(update={"seed": seed})}
             )
         return job
+
+    def _fit(self, job: GenerationJob) -> GenerationJob:
+        try:
+            return fit_to_card(job, self.models.card(job.model))
+        except InvalidRequest:
+            # The card that we keep may be older than the worker that serves the alias now.
+            return fit_to_card(job, self.models.card(job.model, refresh=True))
 
     def _push(self, jobs: list[GenerationJob]) -> list[str]:
         ids = [job.job_id for job in jobs]

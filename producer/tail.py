@@ -27,9 +27,6 @@ __all__ = [
     "tail",
 ]
 
-_REPLY_MARGIN_S = 5.0
-"""What a reply may take beyond the read's own blocking time."""
-
 _RUNTIME_OPTIONS = ("himport_", "maint_", "orig_")
 """Options that a redis-py pool adds for itself and that belong to that one pool."""
 
@@ -114,7 +111,7 @@ def _async_reading_client(redis: aioredis.Redis, settings: TailSettings) -> Any:
 def _options(of_pool: dict[str, Any], settings: TailSettings) -> dict[str, Any]:
     options = {k: v for k, v in of_pool.items() if not k.startswith(_RUNTIME_OPTIONS)}
     # A blocking read must end before its socket gives up; the steps retry, not the client.
-    options["socket_timeout"] = settings.block_ms / 1000 + _REPLY_MARGIN_S
+    options["socket_timeout"] = settings.block_ms / 1000 + settings.reply_margin_s
     options["decode_responses"] = False
     options.pop("retry_on_error", None)
     options.pop("retry_on_timeout", None)

@@ -65,6 +65,8 @@ class TailSettings:
     a worker's maintenance mends it within two leases."""
     outage_s: float = 60.0
     """How long the server may be away before the tail gives up."""
+    reply_margin_s: float = 5.0
+    """What a reply may take beyond the read's own blocking time."""
     batch: int = 500
     """Entries per read."""
 

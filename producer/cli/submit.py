@@ -90,6 +90,8 @@ def submit(
     elif not follow:
         typer.echo(job_id)
     if follow:
+        if not json:
+            typer.echo(f"job {job_id}", err=True)
         follow_items(producer.tail(job_id), as_json=json)
 
 

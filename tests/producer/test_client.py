@@ -126,6 +126,16 @@ def test_a_job_that_does_not_fit_the_model_is_refused(
     assert queued_ids(redis) == []
 
 
+def test_a_worker_that_came_back_with_another_model_is_noticed(
+    redis: Redis, producer: Producer
+) -> None:
+    producer.submit(job())
+    larger = CARD.model_copy(update={"context_length": 1000})
+    redis.set(keys.model_card_key("demo"), larger.encode())
+
+    producer.submit(job(max_tokens=500))
+
+
 def test_a_job_that_fills_the_context_exactly_is_taken(producer: Producer) -> None:
     producer.submit(job(max_tokens=61))
 

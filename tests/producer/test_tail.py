@@ -1,7 +1,9 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
+import psutil
 import pytest
 from headwater.producer.client import Producer, SubmitSettings, new_job
 from headwater.producer.client_queue import job_key
@@ -27,6 +29,7 @@ from headwater.schemas import (
     TextSpan,
     Timings,
     Usage,
+    encode_fields,
     keys,
 )
 from redis import Redis
@@ -234,6 +237,24 @@ def test_a_server_that_stays_away_is_an_error() -> None:
 
     with pytest.raises(ServerUnavailable):
         list(items)
+
+
+def test_a_server_that_hangs_is_an_error() -> None:
+    with (
+        ValkeyServer(save="", appendonly="no") as server,
+        Redis.from_url(f"redis://127.0.0.1:{server.port}/0") as client,
+    ):
+        client.hset(job_key("job"), mapping={"status": "started", "origin": "q"})
+        client.xadd(keys.stream_key("job"), encode_fields(STARTED), id="1-0")
+        items = tail(client, "job", settings=replace(QUICK, reply_margin_s=0.1))
+        next(items)
+        hung = psutil.Process(client.info("server")["process_id"])
+        hung.suspend()
+        try:
+            with pytest.raises(ServerUnavailable, match="no answer"):
+                next(items)
+        finally:
+            hung.resume()
 
 
 def test_a_larger_stream_than_one_read_comes_whole(
