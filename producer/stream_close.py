@@ -5,7 +5,7 @@ from typing import Any
 from headwater.schemas import End, scripts
 
 STREAM_TTL_S = 3600
-"""How long an ended stream is kept."""
+"""How long a stream that we end is kept."""
 
 
 def close_command(job_id: str, end: End) -> tuple[Any, ...]:
