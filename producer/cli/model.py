@@ -35,15 +35,21 @@ def show(
     source: Annotated[str, typer.Argument(help="Directory, hub name, or demo.")],
     json: JsonOption = False,
 ) -> None:
-    """Load a model and print what producers will be told of it."""
+    """Load a model and print what a worker makes of it: limits, ends, cache, fingerprint."""
     from headwater.worker.engine import blas
 
     blas.preload()
     from headwater.worker.engine.loading import load_model
 
-    card = load_model(source).card("demo").model_dump(mode="json", exclude={"alias"})
+    loaded = load_model(source)
+    shown = loaded.card("demo").model_dump(mode="json", exclude={"alias"}) | {
+        "weight_dtypes": loaded.weight_dtypes,
+        "cache_kind": loaded.cache_kind.name.lower(),
+        "cache_classes": loaded.cache_classes,
+        "fingerprint": loaded.fingerprint,
+    }
     if json:
-        print_json(card)
+        print_json(shown)
     else:
-        for name, value in card.items():
+        for name, value in shown.items():
             typer.echo(f"{name}: {value}")

@@ -12,11 +12,15 @@ from headwater.schemas import ModelCard, SchemaError, TokenizerFiles
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from mlx.utils import tree_flatten
 from mlx_lm import utils as mlx_lm_utils
+from mlx_lm.models.cache import make_prompt_cache
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from ..errors import StartupError
+from ..segment import CacheKind
 from .demo_model import DEMO_ALIAS, fetch_demo
+from .fingerprint import model_fingerprint
+from .segments import classify, flatten
 
 log = structlog.get_logger()
 
@@ -47,6 +51,14 @@ class LoadedModel:
     """Width of the logits; token ids are below it."""
     context_length: int
     """Tokens that prompt and output together may have."""
+    weight_dtypes: tuple[str, ...]
+    """Of the weights as they are computed with, sorted."""
+    cache_classes: tuple[str, ...]
+    """Names of mlx-lm's caches that the layers use, sorted."""
+    cache_kind: CacheKind
+    """What a prefix cache may store of it."""
+    fingerprint: str
+    """Keys and values may be shared only where it is equal."""
 
     def card(self, alias: str) -> ModelCard:
         """Return what producers are told of this model."""
@@ -71,7 +83,10 @@ def load_model(source: str) -> LoadedModel:
     if mx.default_device() == mx.Device(mx.cpu):
         _to_float32(model)
     files = _tokenizer_files(directory)
-    tokenizer = Tokenizer.from_str(json.dumps(files.tokenizer))
+    tokenizer = _tokenizer(directory, files)
+    caches = list(flatten(make_prompt_cache(model)))
+    dtypes = _dtypes(model)
+    classes = tuple(sorted({type(cache).__name__ for cache in caches}))
     return LoadedModel(
         model=model,
         source=source,
@@ -81,6 +96,10 @@ def load_model(source: str) -> LoadedModel:
         eos_token_ids=frozenset(_eos_token_ids(directory, config, files, tokenizer)),
         vocab_size=_logits_width(model),
         context_length=_context_length(config),
+        weight_dtypes=dtypes,
+        cache_classes=classes,
+        cache_kind=classify(caches),
+        fingerprint=model_fingerprint(directory, (*dtypes, *classes, files.fingerprint)),
     )
 
 
@@ -113,22 +132,29 @@ def _load_weights(directory: Path) -> tuple[Any, dict[str, Any]]:
         )
     try:
         loaded: tuple[Any, dict[str, Any]] = mlx_lm_utils.load_model(directory)
-    except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+    except KeyError as error:
+        raise StartupError(f"can't load {directory}: its config.json lacks {error}") from error
+    except (ValueError, TypeError, AttributeError, RuntimeError, OSError) as error:
+        # Whatever a config of the wrong shape makes mlx-lm raise.
         raise StartupError(f"can't load {directory}: {_first_line(error)}") from error
     return loaded
 
 
 def _to_float32(model: Any) -> None:
-    # With a list as destination it is a list of (name, array).
-    parameters: list[tuple[str, mx.array]] = []
-    tree_flatten(model.parameters(), destination=parameters)
-    dtypes = {str(value.dtype) for _, value in parameters}
-    if dtypes <= {str(mx.float32)}:
+    dtypes = _dtypes(model)
+    if dtypes == ("float32",):
         return
-    log.info("weights_as_float32", reason="a CPU computes it fastest", were=sorted(dtypes))
+    log.info("weights_as_float32", reason="a CPU computes it fastest", were=dtypes)
     mlx_lm_utils.dequantize_model(model)
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())
+
+
+def _dtypes(model: Any) -> tuple[str, ...]:
+    # With a list as destination it is a list of (name, array).
+    parameters: list[tuple[str, mx.array]] = []
+    tree_flatten(model.parameters(), destination=parameters)
+    return tuple(sorted({str(value.dtype).removeprefix("mlx.core.") for _, value in parameters}))
 
 
 def _tokenizer_files(directory: Path) -> TokenizerFiles:
@@ -137,6 +163,13 @@ def _tokenizer_files(directory: Path) -> TokenizerFiles:
             return TokenizerFiles.read(directory)
         return _converted_tokenizer(directory)
     except (SchemaError, ValueError, OSError, ImportError) as error:
+        raise StartupError(f"{directory} has no usable tokenizer: {_first_line(error)}") from error
+
+
+def _tokenizer(directory: Path, files: TokenizerFiles) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(json.dumps(files.tokenizer))
+    except Exception as error:  # tokenizers raises nothing narrower
         raise StartupError(f"{directory} has no usable tokenizer: {_first_line(error)}") from error
 
 
@@ -188,9 +221,11 @@ def _context_length(config: dict[str, Any]) -> int:
 
 def _stretched_context(config: dict[str, Any]) -> int:
     """Return what rope scaling makes of the original context, 0 where it is not in use."""
-    scaling = config.get("rope_scaling") or {}
+    # Newer configs call it rope_parameters. A factor without the original length is left alone:
+    # some models (gemma3) count it in already.
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     original = scaling.get("original_max_position_embeddings")
-    return int(original * scaling.get("factor", 1)) if original else 0
+    return int(original * (scaling.get("factor") or 1)) if original else 0
 
 
 def _read_json(path: Path) -> dict[str, Any]:
