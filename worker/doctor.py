@@ -68,21 +68,24 @@ def _device(mx: Any) -> str:
 
 
 def _gflops(mx: Any, seconds: float = 0.5) -> float:
-    """Return the speed of a float32 product of prefill's shape, in GFLOP/s."""
+    """Return the best speed of a float32 product of prefill's shape, in GFLOP/s."""
     rows, inner = 512, 1024
     a, b = mx.random.normal((rows, inner)), mx.random.normal((inner, inner))
     mx.eval(a @ b)
-    count, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds:
+    # The best one: what the CPU can do, whatever else runs beside it for a moment.
+    best, end = float("inf"), time.perf_counter() + seconds
+    while (start := time.perf_counter()) < end:
         mx.eval(a @ b)
-        count += 1
-    return float(2 * rows * inner * inner * count / elapsed / 1e9)
+        best = min(best, time.perf_counter() - start)
+    return 2 * rows * inner * inner / best / 1e9
 
 
 def _blas(choice: blas.BlasChoice, gflops: float) -> Finding:
     value = f"{choice.name}, {gflops:.0f} GFLOP/s (float32)"
-    if choice.is_reference or gflops < _SLOW_GFLOPS:
+    if choice.is_reference:
         return Finding("blas", value, blas.advice(platform.machine()), is_fatal=True)
+    if gflops < _SLOW_GFLOPS:
+        return Finding("blas", value, "slow for this BLAS: end what else keeps this CPU busy")
     return Finding("blas", value)
 
 

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .options import JsonOption, RedisOption, print_json
+from .options import JsonOption, RedisOption, log_to_stderr, print_json
 
 if TYPE_CHECKING:  # the help must not pay for importing mlx
     from headwater.worker.doctor import Finding
@@ -19,6 +19,7 @@ def doctor(redis: RedisOption = None, json: JsonOption = False) -> None:
     """Measure the BLAS, name the device, check the server; exit 1 where production would suffer."""
     from headwater.worker.doctor import examine_machine
 
+    log_to_stderr()
     findings = [*examine_machine(), *_server_findings(redis)]
     if json:
         print_json([finding._asdict() for finding in findings])
@@ -37,11 +38,11 @@ def _server_findings(url: str | None) -> list["Finding"]:
     from ..errors import ServerUnavailable
 
     try:
-        client = connect(url)
-        return examine_server(client)
+        with connect(url) as client:
+            return examine_server(client)
     except ServerUnavailable as error:
-        # Without a URL no server is expected to run yet.
-        return [Finding("server", str(error), "see `headwater worker --help`", url is not None)]
+        # Without a URL no server is expected to run yet. The error says what to do.
+        return [Finding("server", "not reachable", str(error), is_fatal=url is not None)]
     except RedisError as error:
         return [Finding("server", str(error), "allow INFO for this user", is_fatal=True)]
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from .options import JsonOption, print_json
+from .options import JsonOption, log_to_stderr, print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +23,7 @@ def fetch_demo(json: JsonOption = False) -> None:
     """Get SmolLM2-135M-Instruct (93 MB), convert it once, and print its directory."""
     from headwater.worker.engine import blas, demo_model
 
+    log_to_stderr()
     blas.preload()
     path = demo_model.fetch_demo()
     if json:
@@ -38,6 +39,7 @@ def show(
     """Load a model and print what a worker makes of it: limits, ends, cache, fingerprint."""
     from headwater.worker.engine import blas
 
+    log_to_stderr()
     blas.preload()
     from headwater.worker.engine.loading import load_model
 

