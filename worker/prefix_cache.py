@@ -62,6 +62,8 @@ class CacheStatistics:
     num_hits: int = 0
     num_reused_tokens: int = 0
     num_evicted_nodes: int = 0
+    num_splits: int = 0
+    """A split replaces a segment by two: rows that refer to it can be told."""
 
 
 class PrefixCache(Generic[S]):
@@ -255,6 +257,7 @@ class PrefixCache(Generic[S]):
             first, second = node.held.split(cut)
             self._hold(upper, first)
             self._hold(node, second)
+            self.statistics.num_splits += 1
         return upper
 
     def _touch(self, node: Node[S]) -> None:

@@ -4,11 +4,13 @@
     for commit in plan.early_commits:      # before the rows go
         scheduler.commit(commit, engine.extract(commit.sequence, commit.start, commit.end))
     for sequence in plan.detach: engine.detach(sequence)
-    for admission in plan.admit: engine.attach(admission.sequence, admission.prefix)
+    for row in plan.admit: engine.attach(row.sequence, row.prefix)
+    for row in plan.rebase: engine.rebase(row.sequence, row.prefix)
     step = engine.launch(plan.prefill, plan.decode)    # if plan.has_work
     for commit in plan.commits:            # of what was just launched
         segment = engine.extract(commit.sequence, commit.start, commit.end)
-        engine.rebase(commit.sequence, scheduler.commit(commit, segment))
+        prefix = scheduler.commit(commit, segment)
+        if prefix: engine.rebase(commit.sequence, prefix)
     ...                                    # read the previous step's tokens, then
     scheduler.finish(sequence)             # whose keys and values are good, or
     scheduler.drop(sequence)               # whose keys and values nobody should trust
@@ -16,18 +18,19 @@
 
 The engine moves `num_computed_tokens` and `num_unread_tokens` on at launch; the reader of the
 tokens appends them to `output_token_ids`; status, cached tokens and cache node are ours.
-A commit that fails may be left out: nobody waits for it longer than its sequence prefills.
+A commit that fails, or whose row failed in the step, is left out: nobody waits for it longer
+than its sequence prefills.
 While `scheduler.is_idle` is False, call `schedule` again, also after an empty plan.
 """
 
-from .plan import Admission, Commit, StepPlan
+from .plan import Commit, RowPrefix, StepPlan
 from .scheduler import Scheduler
 from .settings import Footprint, SchedulerSettings
 
 __all__ = [
-    "Admission",
     "Commit",
     "Footprint",
+    "RowPrefix",
     "Scheduler",
     "SchedulerSettings",
     "StepPlan",

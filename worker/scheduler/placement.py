@@ -38,6 +38,8 @@ class Placement:
     takers: "list[Placement]" = field(default_factory=list)
     boundaries: list[int] = field(default_factory=list)
     """Where this prompt's keys and values are still to be committed, ascending."""
+    num_prefix_segments: int = 0
+    """In how many pieces the engine knows the row's shared prefix."""
     is_listed: bool = False
     """Whether the waiting queue's arrival heap knows it."""
 

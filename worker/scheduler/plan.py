@@ -17,8 +17,8 @@ class Commit(NamedTuple):
     end: int
 
 
-class Admission(NamedTuple, Generic[S]):
-    """A sequence that gets a row, and the cached segments that the row starts with."""
+class RowPrefix(NamedTuple, Generic[S]):
+    """A sequence and the cached segments that its row starts with."""
 
     sequence: Sequence
     prefix: list[S]
@@ -32,7 +32,10 @@ class StepPlan(Generic[S]):
     """Of rows that are about to go."""
     detach: list[Sequence] = field(default_factory=list)
     """Ended, cancelled or preempted."""
-    admit: list[Admission[S]] = field(default_factory=list)
+    admit: list[RowPrefix[S]] = field(default_factory=list)
+    """Get a row."""
+    rebase: list[RowPrefix[S]] = field(default_factory=list)
+    """Running rows that share segments which have been cut since."""
     prefill: list[ScheduledSequence] = field(default_factory=list)
     """Two or more known tokens each."""
     decode: list[Sequence] = field(default_factory=list)

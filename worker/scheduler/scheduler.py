@@ -10,7 +10,7 @@ from .commits import CommitPlanner
 from .leaders import Leaders
 from .memory import MemoryPlanner
 from .placement import Placement, Stage
-from .plan import Admission, Commit, StepPlan
+from .plan import Commit, RowPrefix, StepPlan
 from .prefill import PrefillBudget, fixed_chunks, share_out
 from .settings import SchedulerSettings
 from .waiting import WaitingQueue
@@ -42,6 +42,8 @@ class Scheduler(Generic[S]):
         self._leaders = Leaders(cache.kind, settings.min_shared_tokens)
         self._memory = MemoryPlanner(cache, settings)
         self._commits = CommitPlanner(cache, self._memory)
+        self._num_splits = 0
+        """Cuts of shared segments that running rows know of."""
         self._budget = PrefillBudget(settings.target_itl_ms, settings.max_prefill_tokens)
         self._running: dict[Placement, None] = {}
         self._num_arrived = 0
@@ -105,6 +107,7 @@ class Scheduler(Generic[S]):
         self._detach_ended(plan)
         if self._make_room(plan):
             self._admit(plan, now)
+        self._rebase(plan)
         self._compute(plan)
         return plan
 
@@ -112,21 +115,22 @@ class Scheduler(Generic[S]):
         """Put a segment that the plan asked for into the cache.
 
         Returns the segments that now hold the row's first tokens, for the engine to rebase its
-        row on; empty when there is no row any more, or when rows cannot be rebased.
+        row on; empty when there is no row any more, or when rows keep copies of their own.
         """
-        placement = self._placements.get(commit.sequence)
-        root_key = (self._model_key, commit.sequence.job.namespace)
-        tokens = commit.sequence.tokens(0, commit.end)
+        sequence = commit.sequence
+        root_key = (self._model_key, sequence.job.namespace)
+        tokens = sequence.tokens(0, commit.end)
         node = self._cache.insert(root_key, tokens, commit.start, segment)
+        placement = self._placements.get(sequence)
         if placement is None or placement not in self._running:
             return []
-        self._cache.pin_node(node)
-        self._cache.unpin(commit.sequence.cache_node)
-        commit.sequence.cache_node = node
         self._returning += self._leaders.committed(placement, commit.end)
-        if self._cache.kind is CacheKind.SNAPSHOTS:
+        if not self._memory.shares_prefix:
             return []
-        return self._cache.segments(node)
+        self._cache.pin_node(node)
+        self._cache.unpin(sequence.cache_node)
+        sequence.cache_node = node
+        return self._row_prefix(placement).prefix
 
     def observe(self, seconds: float, num_prefill_tokens: int, num_decode_rows: int) -> None:
         """Learn from the measured time of one step."""
@@ -220,7 +224,27 @@ class Scheduler(Generic[S]):
         self._commits.expect_prompt(placement)
         self._memory.add_row(sequence)
         self._memory.evict()
-        plan.admit.append(Admission(sequence, self._cache.segments(node)))
+        plan.admit.append(self._row_prefix(placement))
+        if not self._memory.shares_prefix:
+            # From now on it has a copy; the memory of two is not spent under pressure.
+            self._commits.keep_until_done(node)
+            sequence.cache_node = None
+
+    def _row_prefix(self, placement: Placement) -> RowPrefix[S]:
+        prefix = self._cache.segments(placement.sequence.cache_node)
+        placement.num_prefix_segments = len(prefix)
+        return RowPrefix(placement.sequence, prefix)
+
+    def _rebase(self, plan: StepPlan[S]) -> None:
+        """Tell running rows of cut segments: whoever joins them shares the pieces."""
+        if not self._memory.shares_prefix or self._num_splits == self._cache.statistics.num_splits:
+            return
+        self._num_splits = self._cache.statistics.num_splits
+        for placement in self._running:
+            known = placement.num_prefix_segments
+            row = self._row_prefix(placement)
+            if len(row.prefix) != known:
+                plan.rebase.append(row)
 
     def _compute(self, plan: StepPlan[S]) -> None:
         wanted: list[tuple[Placement, int]] = []

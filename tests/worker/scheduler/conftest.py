@@ -38,16 +38,24 @@ class TokenSegment:
 class FakeEngine:
     """Rows are lists of tokens; every instruction is checked against what the row has."""
 
-    def __init__(self, kind: CacheKind) -> None:
+    def __init__(self, kind: CacheKind, *, shares_prefix: bool) -> None:
         self.kind = kind
+        self.shares_prefix = shares_prefix
         self.rows: dict[Sequence, list[int]] = {}
+        self.prefixes: dict[Sequence, list[TokenSegment]] = {}
+        """What rows would share, were they told to."""
         self.num_prompt_tokens = 0
         """Prompt tokens computed so far."""
         self.peak_nbytes = 0
 
     @property
     def nbytes(self) -> int:
-        return BYTES_PER_TOKEN * sum(map(len, self.rows.values()))
+        shared = sum(self.num_shared_tokens(sequence) for sequence in self.rows)
+        return BYTES_PER_TOKEN * (sum(map(len, self.rows.values())) - shared)
+
+    def num_shared_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a row that it does not hold itself."""
+        return sum(segment.num_tokens for segment in self.prefixes.get(sequence, ()))
 
     def attach(self, sequence: Sequence, prefix: Seq[TokenSegment]) -> None:
         assert sequence not in self.rows
@@ -55,8 +63,11 @@ class FakeEngine:
         assert row == sequence.tokens(0, sequence.num_computed_tokens)
         assert len(row) < sequence.num_tokens
         self.rows[sequence] = row
+        if self.shares_prefix:
+            self.prefixes[sequence] = list(prefix)
 
     def detach(self, sequence: Sequence) -> None:
+        self.prefixes.pop(sequence, None)
         self.rows.pop(sequence, None)
 
     def launch(self, plan: StepPlan[TokenSegment]) -> list[Sequence]:
@@ -88,6 +99,8 @@ class FakeEngine:
     def rebase(self, sequence: Sequence, prefix: Seq[TokenSegment]) -> None:
         held = [token for segment in prefix for token in segment.tokens]
         assert held == self.rows[sequence][: len(held)]
+        assert self.shares_prefix
+        self.prefixes[sequence] = list(prefix)
 
 
 @dataclass
@@ -102,7 +115,8 @@ class Worker:
     def __post_init__(self) -> None:
         self.cache: PrefixCache[TokenSegment] = PrefixCache(self.kind)
         self.scheduler: Scheduler[TokenSegment] = Scheduler(self.cache, self.settings, "model")
-        self.engine = FakeEngine(self.kind)
+        shares_prefix = self.settings.footprint.shares_prefix and self.kind is CacheKind.SEGMENTS
+        self.engine = FakeEngine(self.kind, shares_prefix=shares_prefix)
         self.now = 0.0
         self.unread: list[Sequence] = []
         self.finished: list[Sequence] = []
@@ -123,15 +137,18 @@ class Worker:
             self.scheduler.commit(commit, self.engine.extract(*commit))
         for sequence in plan.detach:
             self.engine.detach(sequence)
-        for admission in plan.admit:
-            self.engine.attach(admission.sequence, admission.prefix)
-            if admission.sequence not in self._has_started:
-                self._has_started.add(admission.sequence)
-                self.started.append(admission.sequence)
+        for row in plan.admit:
+            self.engine.attach(row.sequence, row.prefix)
+            if row.sequence not in self._has_started:
+                self._has_started.add(row.sequence)
+                self.started.append(row.sequence)
+        for row in plan.rebase:
+            self.engine.rebase(row.sequence, row.prefix)
         sampled = self.engine.launch(plan)
         for commit in plan.commits:
             prefix = self.scheduler.commit(commit, self.engine.extract(*commit))
-            self.engine.rebase(commit.sequence, prefix)
+            if prefix:
+                self.engine.rebase(commit.sequence, prefix)
         self.num_preempted += plan.num_preempted
         self.peak_nbytes = max(self.peak_nbytes, self.engine.nbytes + self.cache.nbytes)
         seconds = self.step_s + self.token_s * plan.num_prefill_tokens

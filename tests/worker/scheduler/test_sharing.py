@@ -3,7 +3,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from headwater.worker.scheduler import SchedulerSettings
+from headwater.worker.scheduler import Footprint, SchedulerSettings
 from headwater.worker.segment import CacheKind
 
 Make = Callable[..., Any]
@@ -181,3 +181,32 @@ def test_takers_of_one_prefix_are_admitted_together(make_worker: Make, make_sequ
     firsts = [sequence.job.prompt_token_ids[0] for sequence in worker.started]
     changes = sum(one != other for one, other in itertools.pairwise(firsts))
     assert changes <= 4
+
+
+def test_running_rows_share_the_pieces_of_a_segment_that_was_cut(
+    make_worker: Make, make_sequence: Make
+) -> None:
+    footprint = Footprint(bytes_per_token=10, shares_prefix=True)
+    worker = make_worker(settings=SchedulerSettings(footprint=footprint))
+    first = make_sequence([*HEAD, *range(30)], max_tokens=20)
+    worker.add(first)
+    for _ in range(3):
+        worker.step()
+    second = make_sequence([*HEAD, 77, 78], max_tokens=20)
+    worker.add(second)
+    worker.step()
+
+    assert worker.engine.prefixes[first][0] is worker.engine.prefixes[second][0]
+    assert worker.engine.num_shared_tokens(first) == 69
+    worker.run()
+    worker.check_baseline()
+
+
+def test_rows_with_copies_of_their_own_pin_nothing(make_worker: Make, make_sequence: Make) -> None:
+    worker = make_worker()
+    worker.add(make_sequence(HEAD, max_tokens=20))
+    for _ in range(4):
+        worker.step()
+
+    assert worker.scheduler.num_running == 1
+    assert worker.cache.nbytes > 0 == worker.cache.pinned_nbytes

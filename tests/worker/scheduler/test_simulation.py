@@ -61,7 +61,7 @@ def random_run(seed: int, num_jobs: int, make_worker: Make, make_sequence: Make)
         settings=SchedulerSettings(
             max_batch=rng.choice([1, 3, 16]),
             max_bytes=max_bytes,
-            footprint=Footprint(bytes_per_token=10),
+            footprint=Footprint(bytes_per_token=10, shares_prefix=rng.random() < 0.5),
             prefill_chunk=rng.choice([None, 7, 64]),
             target_itl_ms=rng.choice([20, 400]),
             max_wait_s=rng.choice([0.5, 30]),
