@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,12 +70,23 @@ def _load(num_threads: int | None) -> BlasChoice:
         except OSError:
             continue
         return BlasChoice(name, path)
+    if _has_cuda_backend():
+        return BlasChoice("reference")
     log.warning(
         "reference_blas",
         advice="CPU inference will be about 100 times slower than it could be: "
         + advice(platform.machine()),
     )
     return BlasChoice("reference")
+
+
+def _has_cuda_backend() -> bool:
+    """Whether MLX is installed with CUDA: it then has no need of this where there is a GPU.
+
+    Without a GPU it computes on the CPU all the same, and `headwater doctor` finds that out.
+    """
+    names = {str(one.metadata["Name"]).lower() for one in metadata.distributions()}
+    return any(name.startswith("mlx-cuda") for name in names)
 
 
 def advice(machine: str) -> str:

