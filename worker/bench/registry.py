@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from . import detok
+from . import detok, scheduler
 from .scenario import Scenario
 
-SCENARIOS: Mapping[str, Scenario[Any]] = {scenario.name: scenario for scenario in (detok.SCENARIO,)}
+SCENARIOS: Mapping[str, Scenario[Any]] = {
+    scenario.name: scenario for scenario in (detok.SCENARIO, scheduler.SCENARIO)
+}

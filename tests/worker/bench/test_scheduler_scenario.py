@@ -1,0 +1,20 @@
+"""The scheduler scenario, small."""
+
+from headwater.worker.bench.scenario import run_scenario
+from headwater.worker.bench.scheduler import SCENARIO, SchedulerSettings
+
+
+def test_the_report_compares_a_long_queue_with_a_short_one():
+    settings = SchedulerSettings(known=300, baseline=30, batch=8, steps=60, prompt_tokens=64)
+    report = run_scenario(SCENARIO, settings, repeat=1)
+
+    assert report.ours["step_p50_ms"] > 0
+    assert report.ratio["step_time"] > 0
+    assert report.peers[0]["name"] == "headwater, 30 known"
+
+
+def test_prefixes_are_reused_in_the_measured_work():
+    settings = SchedulerSettings(known=100, batch=8, steps=100, prompt_tokens=64)
+    report = run_scenario(SCENARIO, settings, repeat=1)
+
+    assert report.ours["prompt_tokens_reused"] > 0

@@ -1,0 +1,141 @@
+"""The contestants of scenario scheduler: one scheduler with a long queue, one with a short."""
+
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from headwater.schemas import GenerationJob, Priority
+
+from ..prefix_cache import PrefixCache
+from ..scheduler import Footprint, Scheduler, StepPlan
+from ..scheduler import SchedulerSettings as Policy
+from ..segment import CacheKind
+from ..sequence import Sequence
+from .environment import version
+from .report import Figures
+from .scenario import Contest, Peer
+from .scheduler import SchedulerSettings
+
+_BYTES_PER_TOKEN = 1_000
+_STEP_S = 0.05
+_NUM_HEADS = 20
+"""Different starts of prompts."""
+
+
+class _Span(NamedTuple):
+    """Stands for the keys and values of a token range."""
+
+    num_tokens: int
+
+    @property
+    def nbytes(self) -> int:
+        return _BYTES_PER_TOKEN * self.num_tokens
+
+    def split(self, position: int) -> tuple["_Span", "_Span"]:
+        return _Span(position), _Span(self.num_tokens - position)
+
+
+def prepare(settings: SchedulerSettings) -> Contest:
+    """Name the contestants; every run starts from an empty scheduler."""
+    few = Peer(
+        name=f"headwater, {settings.baseline} known",
+        version=version("headwater") or "from source",
+        measure=lambda: _Run(settings).measure(settings.baseline),
+    )
+    return Contest(ours=lambda: _Run(settings).measure(settings.known), peers=(few,), ratio=_ratio)
+
+
+def _ratio(ours: Figures, peer: Figures) -> Figures:
+    return {"step_time": ours["step_p50_ms"] / peer["step_p50_ms"]}
+
+
+class _Run:
+    """A worker's loop with an engine that computes nothing and samples token 0."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._settings = settings
+        # Small enough for evictions: half for the rows, half for the cache.
+        row_nbytes = _BYTES_PER_TOKEN * (settings.prompt_tokens + settings.new_tokens)
+        policy = Policy(
+            max_batch=settings.batch,
+            max_bytes=2 * settings.batch * row_nbytes,
+            footprint=Footprint(bytes_per_token=_BYTES_PER_TOKEN),
+        )
+        self._cache: PrefixCache[_Span] = PrefixCache(CacheKind.SEGMENTS)
+        self._scheduler = Scheduler(self._cache, policy)
+        self._sequences = _sequences(settings)
+        self._unread: list[Sequence] = []
+
+    def measure(self, num_known: int) -> Figures:
+        """Plan the steps with so many sequences known all the time."""
+        for sequence in itertools.islice(self._sequences, num_known):
+            self._scheduler.add(sequence, 0.0)
+        seconds = []
+        for step in range(self._settings.steps):
+            now = step * _STEP_S
+            started = time.perf_counter()
+            plan = self._scheduler.schedule(now)
+            seconds.append(time.perf_counter() - started)
+            self._compute(plan)
+            self._replace_ended(now)
+            self._unread = [each for each in _rows(plan) if each.num_unread_tokens]
+        return {
+            "step_p50_ms": statistics.median(seconds) * 1e3,
+            "step_p99_ms": statistics.quantiles(seconds, n=100)[-1] * 1e3,
+            "prompt_tokens_reused": float(self._cache.statistics.num_reused_tokens),
+        }
+
+    def _compute(self, plan: StepPlan[_Span]) -> None:
+        for commit in plan.early_commits:
+            self._scheduler.commit(commit, _Span(commit.end - commit.start))
+        for sequence, num_tokens in plan.prefill:
+            _advance(sequence, num_tokens)
+        for sequence in plan.decode:
+            _advance(sequence, 1)
+        for commit in plan.commits:
+            self._scheduler.commit(commit, _Span(commit.end - commit.start))
+        self._scheduler.observe(_STEP_S, plan.num_prefill_tokens, len(plan.decode))
+
+    def _replace_ended(self, now: float) -> None:
+        """Read the previous step's tokens; for who ends, another sequence arrives."""
+        for sequence in self._unread:
+            sequence.num_unread_tokens -= 1
+            if sequence.is_finished:
+                continue
+            sequence.output_token_ids.append(0)
+            if len(sequence.output_token_ids) == sequence.job.max_tokens:
+                self._scheduler.finish(sequence)
+                self._scheduler.add(next(self._sequences), now)
+
+
+def _rows(plan: StepPlan[_Span]) -> list[Sequence]:
+    return [*(scheduled.sequence for scheduled in plan.prefill), *plan.decode]
+
+
+def _advance(sequence: Sequence, num_tokens: int) -> None:
+    sequence.num_computed_tokens += num_tokens
+    if sequence.num_pending_tokens == 0:
+        sequence.num_unread_tokens += 1
+
+
+def _sequences(settings: SchedulerSettings) -> Iterator[Sequence]:
+    """Yield jobs of all classes, whose prompts start in one of a few ways."""
+    rng = random.Random(0)  # noqa: S311 - the same work in every run
+    half = settings.prompt_tokens // 2
+
+    def tokens() -> tuple[int, ...]:
+        return tuple(rng.choices(range(10_000), k=half))
+
+    heads = [tokens() for _ in range(_NUM_HEADS)]
+    for index in itertools.count():
+        job = GenerationJob(
+            job_id=f"job-{index}",
+            model="none",
+            prompt_token_ids=rng.choice(heads) + tokens(),
+            max_tokens=settings.new_tokens,
+            priority=rng.choice(list(Priority)),
+        )
+        yield Sequence(job)
