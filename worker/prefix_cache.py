@@ -185,6 +185,21 @@ class PrefixCache(Generic[S]):
                 self.statistics.num_evicted_nodes += 1
         return freed
 
+    def discard(self, root_key: Hashable, token_ids: Sequence[int], start: int) -> None:
+        """Drop what is held beyond the first *start* of *token_ids*, and what continues it.
+
+        For keys and values that turned out to be unsound. Pinned nodes stay.
+        """
+        root = self._roots.get(root_key)
+        if root is None:
+            return
+        node, _ = _descend(root, tuple(token_ids))
+        beyond = [above for above in _path_up(node) if above.end > start]
+        if beyond:
+            for below in reversed(list(_subtree(beyond[-1]))):
+                if _is_evictable(below):
+                    self._remove(below)
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless counts, keys and pins agree with what is really held."""
         nodes = list(self._nodes())
@@ -295,12 +310,8 @@ class PrefixCache(Generic[S]):
 
     def _nodes(self) -> Iterator[Node[S]]:
         """Yield every node but the roots."""
-        pending = list(self._roots.values())
-        while pending:
-            node = pending.pop()
-            pending.extend(node.children.values())
-            if node.parent is not None:
-                yield node
+        for root in self._roots.values():
+            yield from (node for node in _subtree(root) if node is not root)
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
@@ -341,6 +352,15 @@ def _deepest_snapshot(node: Node[S], max_tokens: int) -> Node[S]:
     while node.parent is not None and (node.held is None or node.end > max_tokens):
         node = node.parent
     return node
+
+
+def _subtree(top: Node[S]) -> Iterator[Node[S]]:
+    """Yield *top* and all below it, parents before their children."""
+    pending = [top]
+    while pending:
+        node = pending.pop()
+        pending.extend(node.children.values())
+        yield node
 
 
 def _path_up(node: Node[S]) -> Iterator[Node[S]]:

@@ -1,4 +1,5 @@
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -215,6 +216,34 @@ def test_a_node_that_only_led_to_an_evicted_state_goes_with_it() -> None:
     cache.evict(1_000)
 
     assert cache.num_nodes == 0
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("make_cache", [segments_cache, snapshots_cache])
+def test_unsound_tokens_are_dropped_with_all_that_continues_them(
+    make_cache: Callable[[], Cache],
+) -> None:
+    cache = make_cache()
+    for text in ("ab", "abcd", "abcdef", "abxy"):
+        insert(cache, text)
+
+    cache.discard("k", tuple(map(ord, "abcd")), 2)
+
+    assert [match(cache, text).num_tokens for text in ("abcdef!", "abxy!")] == [2, 4]
+    cache.check_integrity()
+
+
+def test_discarding_leaves_what_is_pinned() -> None:
+    cache = segments_cache()
+    insert(cache, "abcd")
+    node = cache.pin(match(cache, "abcd!"))
+    insert(cache, "abcdef")
+
+    cache.discard("k", tuple(map(ord, "abcdef")), 0)
+    cache.discard("nobody", (1, 2), 0)
+
+    assert held_text(cache, node) == "abcd"
+    assert match(cache, "abcdef!").num_tokens == 4
     cache.check_integrity()
 
 

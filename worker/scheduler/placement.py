@@ -58,10 +58,16 @@ class Placement:
     def refresh_tokens(self) -> None:
         """Take in the tokens that were read since it last ran."""
         if len(self.tokens) != self.sequence.num_known_tokens:
-            self.tokens = tuple(self.sequence.tokens(0, self.sequence.num_known_tokens))
+            self.tokens = known_tokens(self.sequence)
 
     def add_boundary(self, position: int) -> None:
         """Commit [0, *position*) when it is computed."""
         if position not in self.boundaries:
             self.boundaries.append(position)
             self.boundaries.sort()
+
+
+def known_tokens(sequence: Sequence) -> tuple[int, ...]:
+    """Return a sequence's known tokens; the job's own tuple, not a copy, while it is all."""
+    prompt = sequence.job.prompt_token_ids
+    return (*prompt, *sequence.output_token_ids) if sequence.output_token_ids else prompt

@@ -11,6 +11,8 @@ GRAIN = 16
 """Budgets are multiples of this: fewer different shapes to compile and to cache."""
 HEADROOM = 0.8
 """Share of the target that a step is planned for; chunks deep in a prompt cost more."""
+MIN_STEP_S = 1e-6
+"""A clock may not have moved at all."""
 WEIGHT = 0.3
 """Weight of the newest measurement."""
 
@@ -29,7 +31,7 @@ class PrefillBudget:
         if num_prefill_tokens:
             decode_s = (self._decode_s or 0.0) if num_decode_rows else 0.0
             # A step can be faster than the decode steps before it; its prefill was not free.
-            prefill_s = max(seconds - decode_s, seconds / 10)
+            prefill_s = max(seconds - decode_s, seconds / 10, MIN_STEP_S)
             self._token_s = _average(self._token_s, prefill_s / num_prefill_tokens)
         elif num_decode_rows:
             self._decode_s = _average(self._decode_s, seconds)
@@ -57,7 +59,8 @@ def share_out(wanted: Seq[tuple[Placement, int]], budget: int) -> list[tuple[Pla
     granted = {oldest: min(oldest_wants, reserved)}
     left = budget - granted[oldest]
     for placement, wants in sorted(wanted[1:], key=lambda pair: pair[1]):
-        granted[placement] = min(wants, left)
+        # A crumb of a prompt costs a forward pass as well.
+        granted[placement] = min(wants, left) if wants <= left or left >= GRAIN else 0
         left -= granted[placement]
     granted[oldest] += min(left, oldest_wants - granted[oldest])
     return [(placement, granted[placement]) for placement, _ in wanted if granted[placement]]

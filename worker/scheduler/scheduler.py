@@ -9,7 +9,7 @@ from ..sequence import ScheduledSequence, Sequence, SequenceStatus
 from .commits import CommitPlanner
 from .leaders import Leaders
 from .memory import MemoryPlanner
-from .placement import Placement, Stage
+from .placement import Placement, Stage, known_tokens
 from .plan import Commit, RowPrefix, StepPlan
 from .prefill import PrefillBudget, fixed_chunks, share_out
 from .settings import SchedulerSettings
@@ -52,6 +52,8 @@ class Scheduler(Generic[S]):
         """Go back to the front of the queue."""
         self._ended: list[tuple[Placement, bool]] = []
         """Lose their rows, and whether their keys and values are good."""
+        self._unsound: list[Placement] = []
+        """Their keys and values leave the cache."""
 
     @property
     def num_running(self) -> int:
@@ -71,7 +73,7 @@ class Scheduler(Generic[S]):
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do, and nothing left of what was done."""
-        return not (self._placements or self._ended or self._commits.has_pins)
+        return not (self._placements or self._ended or self._unsound or self._commits.has_pins)
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Take a sequence, with or without output of an earlier attempt, into the queue.
@@ -81,9 +83,8 @@ class Scheduler(Generic[S]):
         if sequence.num_remaining_tokens <= 0:
             raise ValueError(f"{sequence.job.job_id} has all its {sequence.job.max_tokens} tokens")
         sequence.arrival_s = now
-        tokens = tuple(sequence.tokens(0, sequence.num_known_tokens))
         root_key = (self._model_key, sequence.job.namespace)
-        placement = Placement(sequence, root_key, self._num_arrived, tokens)
+        placement = Placement(sequence, root_key, self._num_arrived, known_tokens(sequence))
         self._num_arrived += 1
         self._placements[sequence] = placement
         self._waiting.push(placement)
@@ -96,7 +97,7 @@ class Scheduler(Generic[S]):
         self._forget(sequence, is_sound=True)
 
     def drop(self, sequence: Sequence) -> None:
-        """Forget a failed sequence, whose keys and values nobody should reuse."""
+        """Forget a failed sequence; what it put into the cache is dropped with it."""
         self._forget(sequence, is_sound=False)
 
     def schedule(self, now: float) -> StepPlan[S]:
@@ -141,6 +142,10 @@ class Scheduler(Generic[S]):
     def _settle(self) -> None:
         """Draw the conclusions from the last plan, which has been carried out by now."""
         self._commits.release_pins()
+        for failed in self._unsound:
+            num_cached = failed.sequence.num_cached_tokens
+            self._cache.discard(failed.root_key, failed.tokens, num_cached)
+        self._unsound.clear()
         for leader in self._leaders.done():
             self._returning += self._leaders.remove(leader)
         returning = [one for one in self._returning if one.stage is not Stage.GONE]
@@ -299,6 +304,8 @@ class Scheduler(Generic[S]):
         self._returning += self._leaders.remove(placement)
         if is_sound:
             plan.early_commits += self._commits.last(placement)
+        else:
+            self._unsound.append(placement)
         self._commits.keep_until_done(sequence.cache_node)
         sequence.cache_node = None
         plan.detach.append(sequence)

@@ -210,3 +210,24 @@ def test_rows_with_copies_of_their_own_pin_nothing(make_worker: Make, make_seque
 
     assert worker.scheduler.num_running == 1
     assert worker.cache.nbytes > 0 == worker.cache.pinned_nbytes
+
+
+@pytest.mark.parametrize("kind", CacheKind)
+def test_what_a_failed_sequence_left_in_the_cache_is_dropped(
+    kind: CacheKind, make_worker: Make, make_sequence: Make
+) -> None:
+    worker = make_worker(kind=kind)
+    worker.add(make_sequence(HEAD))
+    worker.run()
+    failed = make_sequence([*HEAD, *range(30)], max_tokens=20)
+    worker.add(failed)
+    for _ in range(3):
+        worker.step()
+    worker.scheduler.drop(failed)
+    worker.run()
+    again = make_sequence([*HEAD, *range(30)])
+    worker.add(again)
+    worker.run()
+
+    assert failed.num_cached_tokens == again.num_cached_tokens
+    worker.check_baseline()
