@@ -11,12 +11,14 @@ from tests.exactness.workload import Workload, random_prompts, sequence
 from tests.tiny_models import TINY_FAMILIES, tiny_model
 
 RUNNERS = [RowRunner, MergedRunner]
+PROMISED = list(TINY_FAMILIES)[:5]
 
 
 @pytest.mark.parametrize("runner_class", RUNNERS)
 @pytest.mark.parametrize("family", TINY_FAMILIES)
 def test_greedy_tokens_of_every_row_are_those_of_its_prompt_alone(family, runner_class) -> None:
-    check_workloads(family, runner_class, range(10))
+    is_promised_and_fast = runner_class is MergedRunner and family in PROMISED
+    check_workloads(family, runner_class, range(10 if is_promised_and_fast else 3))
 
 
 @pytest.mark.long
