@@ -175,3 +175,33 @@ def test_servers_that_start_at_once_are_each_their_own() -> None:
 
     assert len(seen) == 6
     assert [answering for _, answering in seen] == [started for started, _ in seen]
+
+
+def test_the_next_owner_goes_on_with_a_killed_ones_data() -> None:
+    code = (
+        "import sys\n"
+        "from headwater.producer.embedded import running_or_own\n"
+        "with running_or_own() as url:\n"
+        "    print(url, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert owner.stdout is not None
+    first_url = owner.stdout.readline().strip()
+    with Redis.from_url(first_url) as redis:
+        redis.set("kept", "yes")
+
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    with running_or_own() as url, Redis.from_url(url) as redis:
+        kept = redis.get("kept")
+    owner.communicate()
+
+    assert url != first_url
+    assert kept == b"yes"
