@@ -23,6 +23,13 @@ class Entry(NamedTuple):
     event: Event
 
 
+class LastEntry(NamedTuple):
+    """The entry that closes a job for this worker."""
+
+    id: EntryId
+    event: End | Released
+
+
 class PartLog:
     """Parts of several choices, merged into one part for each."""
 
@@ -120,12 +127,12 @@ class Outbox:
         self.told, self.pending = PartLog(), PartLog(told.merged())
         self.pending.add(rest.merged())
 
-    def last_entry(self) -> Entry | None:
+    def last_entry(self) -> LastEntry | None:
         """Return the job's last entry when everything before it is confirmed."""
         is_due = self.unacknowledged is None and not self.pending and not self.restart
         if self.last is None or not is_due:
             return None
-        return Entry(EntryId(self.attempt, self.next_seq), self.last)
+        return LastEntry(EntryId(self.attempt, self.next_seq), self.last)
 
     def _open(self, event: Event) -> None:
         self.unacknowledged = Entry(EntryId(self.attempt, self.next_seq), event)

@@ -1,0 +1,119 @@
+"""Heartbeat: the worker's lease, and those of its jobs, from a thread that only does this."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+from headwater.schemas import WorkerStatus, keys
+from redis import Redis
+from redis.exceptions import RedisError
+
+from ..messages import Claim, Drop
+from ..redis_client import is_passing
+from .registration import Registration
+from .rq_jobs import RQBook, RunningJob
+from .settings import IntakeSettings
+
+log = structlog.get_logger()
+
+
+class Heartbeat:
+    """Keeps the lease key alive: Redis' clock decides when it has lapsed, not ours.
+
+    Never waits for the device. Jobs whose execution is gone, and all jobs once the lease has
+    lapsed unrenewed, are not ours any more: the engine is told to drop them.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        book: RQBook,
+        registration: Registration,
+        settings: IntakeSettings,
+        *,
+        claims: Callable[[], Iterable[Claim]],
+        status: Callable[[], WorkerStatus],
+        drop: Callable[[Drop], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._redis = redis
+        self._book = book
+        self._registration = registration
+        self._settings = settings
+        self._claims = claims
+        self._status = status
+        self._drop = drop
+        self._on_death = on_death
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self.last_beat_s = time.monotonic()
+        """When Redis last confirmed the lease."""
+
+    def start(self) -> None:
+        """Take the lease, then keep it from a thread; raises RedisError where that fails."""
+        self.beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and give the lease back."""
+        self._stop.set()
+        self._thread.join()
+        self._redis.delete(keys.worker_key(self._settings.worker_id))
+
+    def beat(self) -> None:
+        """Renew the lease and what hangs on it, in one trip; raises RedisError."""
+        claims = list(self._claims())
+        sent_s = time.monotonic()
+        # The expiry of RQ's records is far off, so their clock may be ours, roughly.
+        now_s = time.time()
+        status = self._status().encode()
+        with self._redis.pipeline(transaction=False) as pipeline:
+            key = keys.worker_key(self._settings.worker_id)
+            pipeline.set(key, status, px=int(self._settings.lease_s * 1000))
+            self._registration.touch(pipeline, is_busy=bool(claims))
+            offset = len(pipeline)
+            for claim in claims:
+                self._touch(pipeline, claim, now_s)
+            replies: list[Any] = pipeline.execute()
+        self.last_beat_s = sent_s
+        self._registration.restore(replies[1])
+        per_claim = (len(replies) - offset) // len(claims) if claims else 0
+        for index, claim in enumerate(claims):
+            if not replies[offset + index * per_claim]:
+                log.warning("execution_lost", job_id=claim.job_id)
+                self._drop(Drop(claim.job_id))
+
+    def _touch(self, pipeline: Any, claim: Claim, now_s: float) -> None:
+        worker_id = self._settings.worker_id
+        running = RunningJob(claim.job_id, claim.queue_name, claim.execution_id, worker_id)
+        self._book.touch_execution(pipeline, running, now_s)
+        ttl_ms = self._settings.running_ttl_ms
+        pipeline.pexpire(keys.stream_key(claim.job_id), ttl_ms, gt=True)
+        pipeline.pexpire(keys.attempt_key(claim.job_id), 2 * ttl_ms, gt=True)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._settings.heartbeat_s):
+                self._beat_or_lose()
+        except BaseException as error:
+            # Without this thread the lease lapses unnoticed, so the process must end.
+            self._on_death(error)
+            raise
+
+    def _beat_or_lose(self) -> None:
+        try:
+            if time.monotonic() - self.last_beat_s > self._settings.lease_s:
+                self._lose_all()
+            self.beat()
+        except RedisError as error:
+            if not is_passing(error):
+                raise
+            log.warning("heartbeat_failed", error=str(error))
+
+    def _lose_all(self) -> None:
+        """Nobody may think that we are alive: others are free to take our jobs."""
+        for claim in self._claims():
+            log.warning("lease_lost", job_id=claim.job_id)
+            self._drop(Drop(claim.job_id))

@@ -1,0 +1,136 @@
+"""The intake thread: claims jobs while there is room, and looks for wishes to cancel."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from headwater.schemas import keys
+from redis import Redis
+from redis.exceptions import RedisError
+
+from ..messages import Admit, Cancel, Claim, Message
+from ..publisher import Publisher
+from ..redis_client import is_passing
+from .cancel_watch import CancelWatch
+from .claimer import Claimer
+from .fair_share import FairShare, QueueId
+from .rq_jobs import RQBook, job_keys
+from .settings import IntakeSettings
+
+log = structlog.get_logger()
+
+_CANCEL_POLL_S = 0.05
+_OUTAGE_PAUSE_S = 0.5
+
+
+class Intake:
+    """Fills the engine's inbox."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        book: RQBook,
+        publisher: Publisher,
+        settings: IntakeSettings,
+        *,
+        post: Callable[[Message], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._redis = redis
+        self._publisher = publisher
+        self._settings = settings
+        self._post = post
+        self._on_death = on_death
+        self._claimer = Claimer(redis, book, settings)
+        self._cancel_watch = CancelWatch(redis)
+        self._share = FairShare(settings.max_wait_s)
+        self._next_look_s = 0.0
+        self._asked: set[str] = set()
+        """Jobs whose cancellation the engine has been told of."""
+        self._stop = threading.Event()
+        self._drain = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def drain(self) -> None:
+        """Claim nothing more; wishes to cancel are still looked for."""
+        self._drain.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._turn()
+        except BaseException as error:
+            # Without this thread the worker lives on and does nothing.
+            self._on_death(error)
+            raise
+
+    def _turn(self) -> None:
+        try:
+            self._look_for_cancels()
+            self._claimer.resume(self._accept)
+            has_claimed = self._claim_next()
+        except RedisError as error:
+            if not is_passing(error):
+                raise
+            log.warning("intake_paused", error=str(error))
+            self._stop.wait(_OUTAGE_PAUSE_S)
+            return
+        if not has_claimed:
+            self._stop.wait(self._settings.poll_s)
+
+    def _claim_next(self) -> bool:
+        """Claim one job if there is room and work; return whether to go on at once."""
+        if self._drain.is_set() or self._publisher.num_open >= self._settings.max_claims:
+            return False
+        now = time.monotonic()
+        for queue in self._share.order(self._waiting_queues(), now):
+            num_tokens = self._claimer.claim(queue.name, self._accept)
+            if num_tokens is not None:
+                self._share.claimed(queue, num_tokens)
+                return True
+        return False
+
+    def _waiting_queues(self) -> list[QueueId]:
+        """Return the queues that hold something; none while RQ is suspended."""
+        model = self._settings.model
+        with self._redis.pipeline(transaction=False) as pipeline:
+            pipeline.exists("rq:suspended")
+            pipeline.smembers(keys.active_queues_key(model))
+            is_suspended, members = pipeline.execute()
+        names = [member.decode("utf-8", "replace") for member in members]
+        queues = [queue for name in names if (queue := QueueId.parse(name, model))]
+        if is_suspended or not queues:
+            return []
+        with self._redis.pipeline(transaction=False) as pipeline:
+            for queue in queues:
+                pipeline.llen(job_keys("", queue.name).queue)
+            depths: list[Any] = pipeline.execute()
+        return [queue for queue, depth in zip(queues, depths, strict=True) if depth]
+
+    def _accept(self, claim: Claim) -> None:
+        # The publisher first: the engine's first event may come at once.
+        self._publisher.open(claim)
+        self._post(Admit(claim))
+
+    def _look_for_cancels(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + _CANCEL_POLL_S
+        claims = self._publisher.open_claims()
+        self._asked &= {claim.job_id for claim in claims}
+        watched = [claim for claim in claims if claim.job_id not in self._asked]
+        for job_id in self._cancel_watch.cancelled(watched):
+            self._asked.add(job_id)
+            self._post(Cancel(job_id))

@@ -1,0 +1,209 @@
+"""Maintenance: jobs that nobody works on go back to their queues, whoever lost them.
+
+Any worker does it for all workers of its model. No lock: each repair is a transaction of its
+own that checks the job again, so two that try the same do it once.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import structlog
+from headwater.schemas import END_TYPES, decode_entry, keys
+from redis import Redis
+from redis.exceptions import RedisError, WatchError
+from rq.executions import Execution
+from rq.job import JobStatus
+from rq.registry import FailedJobRegistry
+
+from ..redis_client import is_passing
+from .finalize import record_end
+from .rq_jobs import RQBook, RunningJob, job_keys
+from .settings import IntakeSettings
+
+log = structlog.get_logger()
+
+_MAX_FAILED_LOOKED_AT = 200
+"""Newest failures of a queue that are checked for a missing end."""
+
+
+class Maintenance:
+    """One round after the other, from a thread of its own."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        book: RQBook,
+        settings: IntakeSettings,
+        *,
+        on_death: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._redis = redis
+        self._book = book
+        self._settings = settings
+        self._on_death = on_death
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
+        self._between_since: dict[tuple[str, str], float] = {}
+        """When an id was first seen between its queue and an execution."""
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def run_once(self) -> None:
+        """Look at every queue of the model once; raises RedisError."""
+        members: Any = self._redis.smembers(keys.active_queues_key(self._settings.model))
+        names = sorted(member.decode("utf-8", "replace") for member in members)
+        between: dict[tuple[str, str], float] = {}
+        for name in names:
+            self._recover_running(name)
+            between |= self._recover_between(name)
+            self._recover_abandoned(name)
+            self._retire(name)
+        self._between_since = between
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._settings.maintenance_s):
+                try:
+                    self.run_once()
+                except RedisError as error:
+                    if not is_passing(error):
+                        raise
+                    log.warning("maintenance_failed", error=str(error))
+        except BaseException as error:
+            # Without this thread nobody may ever find a dead worker's jobs.
+            self._on_death(error)
+            raise
+
+    # Executions whose worker is dead.
+
+    def _recover_running(self, queue_name: str) -> None:
+        for running in self._executions(queue_name):
+            if not self._redis.exists(keys.worker_key(running.worker_id)):
+                self._requeue(running)
+
+    def _executions(self, queue_name: str) -> Iterator[RunningJob]:
+        members: Any = self._redis.zrange(job_keys("", queue_name).started, 0, -1)
+        for member in members:
+            job_id, _, execution_id = member.decode("utf-8", "replace").partition(":")
+            execution = Execution(execution_id, job_id, self._redis)
+            worker: Any = self._redis.hget(execution.key, "worker_name")
+            # An execution whose hash is gone has no worker either.
+            yield RunningJob(job_id, queue_name, execution_id, worker.decode() if worker else "-")
+
+    def _requeue(self, running: RunningJob) -> None:
+        names = job_keys(running.job_id, running.queue_name)
+        pipeline: Any  # redis-py leaves half of it untyped
+        with self._redis.pipeline() as pipeline:
+            # The lease, too: a worker that only paused may be back this moment.
+            worker_key = keys.worker_key(running.worker_id)
+            pipeline.watch(names.job, worker_key)
+            status = pipeline.hget(names.job, "status")
+            is_executing = pipeline.zscore(
+                names.started, f"{running.job_id}:{running.execution_id}"
+            )
+            if is_executing is None or pipeline.exists(worker_key):
+                return
+            end = self._end_of(pipeline, running.job_id)
+            pipeline.multi()
+            if end is not None and status == JobStatus.STARTED.value.encode():
+                record_end(self._book, pipeline, running, end)
+            elif status == JobStatus.STARTED.value.encode():
+                self._book.requeue(pipeline, running)
+            else:
+                self._book.forget_execution(pipeline, running)
+            if self._executed(pipeline):
+                log.warning("recovered", job_id=running.job_id, worker_id=running.worker_id)
+
+    # Ids that were taken from their queue and never started.
+
+    def _recover_between(self, queue_name: str) -> dict[tuple[str, str], float]:
+        """Put back what has waited for a lease; return what is there and since when."""
+        names = job_keys("", queue_name)
+        now = self._clock()
+        since: dict[tuple[str, str], float] = {}
+        found: Any = self._redis.lrange(names.intermediate, 0, -1)
+        for raw in found:
+            job_id = raw.decode("utf-8", "replace")
+            first = self._between_since.get((queue_name, job_id), now)
+            if now - first < self._settings.lease_s:
+                since[queue_name, job_id] = first
+            else:
+                self._put_back(raw, job_id, queue_name)
+        return since
+
+    def _put_back(self, raw: bytes, job_id: str, queue_name: str) -> None:
+        names = job_keys(job_id, queue_name)
+        pipeline: Any  # redis-py leaves half of it untyped
+        with self._redis.pipeline() as pipeline:
+            pipeline.watch(names.job, names.intermediate)
+            is_queued = pipeline.hget(names.job, "status") == JobStatus.QUEUED.value.encode()
+            pipeline.multi()
+            pipeline.lrem(names.intermediate, 1, raw)
+            if is_queued:
+                pipeline.lpush(names.queue, raw)
+            if self._executed(pipeline):
+                log.warning("put_back", job_id=job_id, queue=queue_name)
+
+    # Jobs that RQ gave up.
+
+    def _recover_abandoned(self, queue_name: str) -> None:
+        """Queue again what RQ failed although its stream has no end."""
+        registry = FailedJobRegistry(queue_name, self._redis)
+        found: Any = self._redis.zrange(registry.key, 0, _MAX_FAILED_LOOKED_AT - 1, desc=True)
+        for raw in found:
+            job_id = raw.decode("utf-8", "replace")
+            running = RunningJob(job_id, queue_name, "", "")
+            names = job_keys(job_id, queue_name)
+            pipeline: Any  # redis-py leaves half of it untyped
+            with self._redis.pipeline() as pipeline:
+                pipeline.watch(names.job, keys.stream_key(job_id))
+                is_failed = pipeline.hget(names.job, "status") == JobStatus.FAILED.value.encode()
+                has_stream = bool(pipeline.exists(keys.stream_key(job_id)))
+                if not is_failed or not has_stream or self._end_of(pipeline, job_id) is not None:
+                    continue
+                pipeline.multi()
+                pipeline.zrem(registry.key, raw)
+                self._book.requeue(pipeline, running)
+                if self._executed(pipeline):
+                    log.warning("requeued", job_id=job_id, reason="RQ took it for abandoned")
+
+    # Queues without work.
+
+    def _retire(self, queue_name: str) -> None:
+        names = job_keys("", queue_name)
+        used = (names.queue, names.intermediate, names.started)
+        pipeline: Any  # redis-py leaves half of it untyped
+        with self._redis.pipeline() as pipeline:
+            # A producer adds the name together with the job, so it can't be lost in between.
+            pipeline.watch(*used)
+            if pipeline.exists(*used):
+                return
+            pipeline.multi()
+            pipeline.srem(keys.active_queues_key(self._settings.model), queue_name)
+            self._executed(pipeline)
+
+    @staticmethod
+    def _end_of(pipeline: Any, job_id: str) -> Any:
+        found = pipeline.xrevrange(keys.stream_key(job_id), count=1)
+        event = decode_entry(*found[0]).event if found else None
+        return event if isinstance(event, END_TYPES) else None
+
+    @staticmethod
+    def _executed(pipeline: Any) -> bool:
+        try:
+            pipeline.execute()
+        except WatchError:
+            # Somebody else was at it; the next round looks again.
+            return False
+        return True

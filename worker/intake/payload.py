@@ -1,0 +1,76 @@
+"""A GenerationJob out of an RQ job's hash, by somebody who trusts nobody.
+
+RQ itself would inflate the payload without a bound, import the function that it names, and fail
+on any field that it cannot parse. We read the fields that we need, and never unpickle.
+"""
+
+import zlib
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+from headwater.schemas import GenerationJob, SchemaError, keys, limits
+
+FIELDS = ("data", "status", "origin", "enqueued_at")
+"""Of the hash, in the order of *values* below."""
+
+
+class QueuedJob(NamedTuple):
+    """A job that can be run."""
+
+    job: GenerationJob
+    enqueued_at_ms: int | None
+
+
+def read_job(job_id: str, data: bytes | None, enqueued_at: bytes | None) -> QueuedJob:
+    """Return the job in a hash's fields; raises SchemaError that says what is wrong with it."""
+    if not data:
+        raise SchemaError("the job has no payload")
+    if len(data) > limits.MAX_COMPRESSED_PAYLOAD_BYTES:
+        raise SchemaError(f"the payload has {len(data)} bytes: too many")
+    job = GenerationJob.parse(_argument(_inflate(data)))
+    if job.job_id != job_id:
+        raise SchemaError(f"the payload is job {job.job_id!r}'s")
+    return QueuedJob(job, _milliseconds(enqueued_at))
+
+
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        raw = inflater.decompress(data, limits.MAX_PAYLOAD_BYTES)
+    except zlib.error:
+        return data  # RQ accepts a payload that is not compressed, too.
+    if not inflater.eof:
+        raise SchemaError(
+            f"the payload is cut short or inflates to more than {limits.MAX_PAYLOAD_BYTES} bytes"
+        )
+    return raw
+
+
+def _argument(raw: bytes) -> Any:
+    """Return the one argument of the call that RQ's payload describes."""
+    try:
+        call = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise SchemaError(f"the payload is not JSON ({error})") from error
+    if not isinstance(call, list) or len(call) != 4:
+        raise SchemaError("the payload is not [function, instance, arguments, keywords]")
+    function, instance, arguments, keywords = call
+    if function != keys.JOB_FUNCTION:
+        raise SchemaError(f"the function is {str(function)[:60]!r}, not {keys.JOB_FUNCTION!r}")
+    if instance is not None or keywords or not isinstance(arguments, list) or len(arguments) != 1:
+        raise SchemaError("the call must have one argument, a GenerationJob, and nothing else")
+    return arguments[0]
+
+
+def _milliseconds(enqueued_at: bytes | None) -> int | None:
+    """Parse RQ's form of a time; a bad one costs a figure, not the job."""
+    if not enqueued_at:
+        return None
+    try:
+        moment = datetime.fromisoformat(enqueued_at.decode("ascii"))
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)

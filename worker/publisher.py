@@ -1,0 +1,296 @@
+"""The publisher thread: every job's entries to its stream, in order, many jobs in one trip."""
+
+import random
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+from headwater.schemas import DeltaPart, End, Released, Started
+from redis import Redis
+from redis.exceptions import RedisError
+
+from .intake.finalize import Closing, Finalizer
+from .intake.rq_jobs import RQBook, RunningJob
+from .messages import Claim, Drop
+from .outbox import Entry, Outbox
+from .redis_client import is_passing
+from .streams import Appended, Begun, JobStreams
+
+log = structlog.get_logger()
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherSettings:
+    """What the publisher is told."""
+
+    worker_id: str
+    sampler_version: int
+    running_ttl_ms: int = 3_600_000
+    """How long a stream outlives its newest entry while its job runs."""
+    stream_ttl_ms: int = 3_600_000
+    """How long a stream can be read after its end."""
+    max_pending_bytes: int = 64 * 2**20
+    """Of all jobs together that wait for the server; beyond that the engine waits."""
+
+
+class Publisher:
+    """Takes a job's deltas and its end from the engine thread and writes them from its own.
+
+    A tick sends at most one entry of each job, in one pipeline; what comes meanwhile is merged
+    into the next. The same entry goes again, under the same id, until the server has it.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        book: RQBook,
+        settings: PublisherSettings,
+        *,
+        drop: Callable[[Drop], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        """*drop* tells the engine of a job that is not ours any more; *on_death* must end us."""
+        self._settings = settings
+        self._streams = JobStreams(redis)
+        self._finalizer = Finalizer(redis, book, stream_ttl_ms=settings.stream_ttl_ms)
+        self._drop = drop
+        self._on_death = on_death
+        self._lock = threading.Condition()
+        self._outboxes: dict[str, Outbox] = {}
+        self._pending_bytes = 0
+        self._has_news = False
+        self._is_closing = False
+        self._needs_check = False
+        """Whether the server may have lost confirmed entries (it was away)."""
+        self._pause_s = _FIRST_PAUSE_S
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def num_open(self) -> int:
+        """Jobs whose last entry is not written."""
+        return len(self._outboxes)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be published without waiting."""
+        return self._pending_bytes < self._settings.max_pending_bytes
+
+    def open_claims(self) -> list[Claim]:
+        """Return the claims whose last entry is neither written nor about to be."""
+        with self._lock:
+            return [box.claim for box in self._outboxes.values() if box.last is None]
+
+    def open(self, claim: Claim) -> None:
+        """Take a job in, before the engine hears of it."""
+        with self._lock:
+            self._outboxes[claim.job_id] = Outbox.of(claim)
+
+    def delta(self, job_id: str, parts: Iterable[DeltaPart]) -> None:
+        """Publish what a job's choices gained; a job that is not open is ignored."""
+        with self._lock:
+            outbox = self._outboxes.get(job_id)
+            if outbox is None:
+                return
+            before = outbox.pending.nbytes
+            outbox.pending.add(parts)
+            self._pending_bytes += outbox.pending.nbytes - before
+            self._wake()
+
+    def restart(self, job_id: str) -> None:
+        """Tell a job's readers that the text so far is void."""
+        with self._lock:
+            outbox = self._outboxes.get(job_id)
+            if outbox is not None:
+                outbox.restart = True
+                self._wake()
+
+    def end(self, job_id: str, end: End) -> None:
+        """Publish a job's end."""
+        self._set_last(job_id, end)
+
+    def release(self, job_id: str, reason: str) -> None:
+        """Hand a job back to its queue."""
+        self._set_last(job_id, Released(reason=reason))
+
+    def forget(self, job_id: str) -> None:
+        """Write nothing more of a job that is not ours any more."""
+        with self._lock:
+            outbox = self._outboxes.pop(job_id, None)
+            if outbox is not None:
+                self._pending_bytes -= outbox.pending.nbytes
+                self._lock.notify_all()
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Wait until there is room, at most *timeout_s*; return whether there is."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self.has_room, timeout_s)
+
+    def wait_until_closed(self, timeout_s: float) -> bool:
+        """Wait until every job's last entry is written, at most *timeout_s*."""
+        with self._lock:
+            return self._lock.wait_for(lambda: not self._outboxes, timeout_s)
+
+    def stop(self) -> None:
+        """End the thread; what is not written by now stays unwritten."""
+        with self._lock:
+            self._is_closing = True
+            self._wake()
+        self._thread.join()
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_news():
+                self._tick()
+        except BaseException as error:
+            # Whatever it is: without this thread no job can end, so the process must.
+            self._on_death(error)
+            raise
+
+    def _wait_for_news(self) -> bool:
+        with self._lock:
+            self._lock.wait_for(lambda: self._has_news or self._is_closing)
+            self._has_news = False
+            return not self._is_closing
+
+    def _tick(self) -> None:
+        try:
+            if self._needs_check:
+                self._check_all()
+            self._send_entries()
+            self._close_jobs()
+        except RedisError as error:
+            if not is_passing(error):
+                raise
+            self._back_off(error)
+        else:
+            self._pause_s = _FIRST_PAUSE_S
+
+    def _back_off(self, error: RedisError) -> None:
+        log.warning("redis_unavailable", error=str(error), pause_s=round(self._pause_s, 3))
+        self._needs_check = True
+        with self._lock:
+            self._has_news = True
+            # Jittered, so that many workers do not come back at one moment.
+            pause_s = self._pause_s * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+            self._lock.wait_for(lambda: self._is_closing, pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _send_entries(self) -> None:
+        """Send one entry of each job that has something to say."""
+        with self._lock:
+            boxes = list(self._outboxes.values())
+            entries = [(box, entry) for box in boxes if (entry := self._next_entry(box))]
+            self._pending_bytes = sum(box.pending.nbytes for box in boxes)
+            self._lock.notify_all()
+        if not entries:
+            return
+        triples = [(box.job_id, entry.id, entry.event) for box, entry in entries]
+        outcomes = self._streams.append_all(triples, self._settings.running_ttl_ms)
+        for (box, _), outcome in zip(entries, outcomes, strict=True):
+            self._appended(box, outcome)
+        if Appended.LATER in outcomes:
+            self._back_off(RedisError("the server takes no writes now"))
+
+    def _next_entry(self, outbox: Outbox) -> Entry | None:
+        return outbox.next_entry(self._settings.worker_id, self._settings.sampler_version)
+
+    def _appended(self, outbox: Outbox, outcome: Appended) -> None:
+        if outcome is Appended.WRITTEN:
+            with self._lock:
+                outbox.acknowledge()
+                if outbox.pending or outbox.last is not None:
+                    self._has_news = True
+        elif outcome is Appended.FENCED:
+            self._lose(outbox, "fenced")
+        elif outcome is Appended.GONE:
+            self._begin_anew(outbox)
+        elif outcome is Appended.BEHIND:
+            self._check(outbox)
+
+    def _close_jobs(self) -> None:
+        with self._lock:
+            boxes = list(self._outboxes.values())
+            due = [(box, entry) for box in boxes if (entry := box.last_entry())]
+        for outbox, entry in due:
+            closing = self._finalizer.close(self._running(outbox), entry.id, entry.event)
+            if closing is Closing.DONE:
+                self.forget(outbox.job_id)
+            elif closing is Closing.NOT_OURS:
+                self._lose(outbox, "ended by another")
+            elif closing is Closing.GONE:
+                self._begin_anew(outbox)
+            else:
+                self._check(outbox)
+
+    def _lose(self, outbox: Outbox, reason: str) -> None:
+        log.warning("job_lost", job_id=outbox.job_id, attempt=outbox.attempt, reason=reason)
+        self.forget(outbox.job_id)
+        self._drop(Drop(outbox.job_id))
+
+    def _check_all(self) -> None:
+        """After the server was away: send again what it has lost of what it had confirmed."""
+        for outbox in list(self._outboxes.values()):
+            self._check(outbox)
+        self._needs_check = False
+
+    def _check(self, outbox: Outbox) -> None:
+        last_id = self._streams.last_id(outbox.job_id)
+        if last_id is None or last_id.attempt < outbox.attempt:
+            # The stream, or our fence in it, is lost.
+            self._begin_anew(outbox)
+        elif last_id.attempt > outbox.attempt:
+            self._lose(outbox, "fenced")
+        elif last_id.seq >= outbox.next_seq:
+            self._lose(outbox, "somebody else writes under our attempt")
+        else:
+            for entry in outbox.rewind(last_id):
+                triple = (outbox.job_id, entry.id, entry.event)
+                self._streams.append_all([triple], self._settings.running_ttl_ms)
+            with self._lock:
+                self._wake()
+
+    def _begin_anew(self, outbox: Outbox) -> None:
+        """Open another attempt that tells all there is to tell; readers drop what they have."""
+        fence = Started(
+            worker_id=self._settings.worker_id,
+            sampler_version=self._settings.sampler_version,
+            metadata=outbox.claim.job.metadata,
+        )
+        execution = outbox.claim.execution_id
+        ttl_ms = self._settings.running_ttl_ms
+        begun = self._streams.begin(outbox.job_id, execution, fence, ttl_ms)
+        if not isinstance(begun, Begun):
+            self._lose(outbox, "ended by another")
+            return
+        log.warning("stream_lost", job_id=outbox.job_id, attempt=begun.attempt)
+        with self._lock:
+            outbox.begin_anew(begun.attempt)
+            self._wake()
+
+    # Shared by both sides.
+
+    def _set_last(self, job_id: str, event: End | Released) -> None:
+        with self._lock:
+            outbox = self._outboxes.get(job_id)
+            if outbox is not None:
+                outbox.last = event
+                self._wake()
+
+    def _running(self, outbox: Outbox) -> RunningJob:
+        claim = outbox.claim
+        worker_id = self._settings.worker_id
+        return RunningJob(claim.job_id, claim.queue_name, claim.execution_id, worker_id)
+
+    def _wake(self) -> None:
+        self._has_news = True
+        self._lock.notify_all()
