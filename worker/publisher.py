@@ -10,8 +10,8 @@ from headwater.schemas import DeltaPart, End, Released, Started
 from redis import Redis
 from redis.exceptions import RedisError
 
-from .intake.finalize import Closing, Finalizer
-from .intake.rq_jobs import RQBook, RunningJob
+from .booking.finalize import Closing, Finalizer
+from .booking.rq_jobs import RQBook, RunningJob
 from .messages import Claim, Drop
 from .outbox import Entry, Outbox
 from .redis_client import is_passing

@@ -7,8 +7,8 @@ from headwater.schemas import keys
 from redis import Redis
 from rq.job import JobStatus
 
+from ..booking.rq_jobs import job_keys
 from ..messages import Claim
-from .rq_jobs import job_keys
 
 _ENDED_BY_OTHERS = {JobStatus.CANCELED.value.encode(), JobStatus.STOPPED.value.encode(), None}
 """RQ's word for a job that was cancelled, stopped or deleted behind our back."""

@@ -21,12 +21,12 @@ from redis import Redis
 from redis.exceptions import RedisError, WatchError
 from rq.job import JobStatus
 
+from ..booking.finalize import Finalizer, record_end
+from ..booking.rq_jobs import RQBook, RunningJob, job_keys, read_record
 from ..messages import Claim
 from ..redis_client import is_passing
 from ..streams import Begun, Ended, JobStreams, history_of
-from .finalize import Finalizer, record_end
 from .payload import FIELDS, QueuedJob, read_job
-from .rq_jobs import RQBook, RunningJob, job_keys, read_record
 from .settings import IntakeSettings
 
 log = structlog.get_logger()
@@ -103,7 +103,8 @@ class Claimer:
                     return None
                 data, status, _, enqueued_at = pipeline.hmget(names.job, FIELDS)
                 if status != JobStatus.QUEUED.value.encode():
-                    return self._skip(pipeline, job_id, queue_name, status)
+                    self._skip(pipeline, job_id, queue_name, status)
+                    return None
                 try:
                     queued = read_job(job_id, data, enqueued_at)
                     self._check_queue(queued.job, queue_name)

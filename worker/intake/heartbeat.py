@@ -10,10 +10,10 @@ from headwater.schemas import WorkerStatus, keys
 from redis import Redis
 from redis.exceptions import RedisError
 
+from ..booking.rq_jobs import RQBook, RunningJob
 from ..messages import Claim, Drop
 from ..redis_client import is_passing
 from .registration import Registration
-from .rq_jobs import RQBook, RunningJob
 from .settings import IntakeSettings
 
 log = structlog.get_logger()

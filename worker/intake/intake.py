@@ -3,26 +3,42 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from headwater.schemas import keys
 from redis import Redis
 from redis.exceptions import RedisError
 
+from ..booking.rq_jobs import RQBook, job_keys
 from ..messages import Admit, Cancel, Claim, Message
-from ..publisher import Publisher
 from ..redis_client import is_passing
 from .cancel_watch import CancelWatch
 from .claimer import Claimer
 from .fair_share import FairShare, QueueId
-from .rq_jobs import RQBook, job_keys
 from .settings import IntakeSettings
 
 log = structlog.get_logger()
 
 _CANCEL_POLL_S = 0.05
 _OUTAGE_PAUSE_S = 0.5
+
+
+class ClaimTable(Protocol):
+    """The jobs whose last entry is not written; the publisher keeps it."""
+
+    @property
+    def num_open(self) -> int:
+        """Jobs that are not done with."""
+        ...
+
+    def open(self, claim: Claim) -> None:
+        """Take a job in."""
+        ...
+
+    def open_claims(self) -> list[Claim]:
+        """Return the claims that still run."""
+        ...
 
 
 class Intake:
@@ -32,14 +48,14 @@ class Intake:
         self,
         redis: Redis,
         book: RQBook,
-        publisher: Publisher,
+        claims: ClaimTable,
         settings: IntakeSettings,
         *,
         post: Callable[[Message], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._redis = redis
-        self._publisher = publisher
+        self._claims = claims
         self._settings = settings
         self._post = post
         self._on_death = on_death
@@ -91,7 +107,7 @@ class Intake:
 
     def _claim_next(self) -> bool:
         """Claim one job if there is room and work; return whether to go on at once."""
-        if self._drain.is_set() or self._publisher.num_open >= self._settings.max_claims:
+        if self._drain.is_set() or self._claims.num_open >= self._settings.max_claims:
             return False
         now = time.monotonic()
         for queue in self._share.order(self._waiting_queues(), now):
@@ -119,8 +135,8 @@ class Intake:
         return [queue for queue, depth in zip(queues, depths, strict=True) if depth]
 
     def _accept(self, claim: Claim) -> None:
-        # The publisher first: the engine's first event may come at once.
-        self._publisher.open(claim)
+        # Before the engine hears of it: its first event may come at once.
+        self._claims.open(claim)
         self._post(Admit(claim))
 
     def _look_for_cancels(self) -> None:
@@ -128,7 +144,7 @@ class Intake:
         if now < self._next_look_s:
             return
         self._next_look_s = now + _CANCEL_POLL_S
-        claims = self._publisher.open_claims()
+        claims = self._claims.open_claims()
         self._asked &= {claim.job_id for claim in claims}
         watched = [claim for claim in claims if claim.job_id not in self._asked]
         for job_id in self._cancel_watch.cancelled(watched):

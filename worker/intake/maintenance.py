@@ -17,9 +17,9 @@ from rq.executions import Execution
 from rq.job import JobStatus
 from rq.registry import FailedJobRegistry
 
+from ..booking.finalize import record_end
+from ..booking.rq_jobs import RQBook, RunningJob, job_keys
 from ..redis_client import is_passing
-from .finalize import record_end
-from .rq_jobs import RQBook, RunningJob, job_keys
 from .settings import IntakeSettings
 
 log = structlog.get_logger()

@@ -33,12 +33,12 @@ class Registration:
 
     def register(self) -> None:
         """Appear; raises ValueError where a live worker has the same name."""
-        self._entry.register_birth()
+        self._entry.register_birth()  # type: ignore[no-untyped-call]
         self._entry.set_state(WorkerStatus.IDLE)
 
     def unregister(self) -> None:
         """Disappear."""
-        self._entry.register_death()
+        self._entry.register_death()  # type: ignore[no-untyped-call]
 
     def touch(self, pipeline: Any, *, is_busy: bool) -> None:
         """Extend the record's life. The first command replies more than 0 when it was gone."""
