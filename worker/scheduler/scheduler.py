@@ -6,12 +6,11 @@ from typing import Generic, TypeVar
 from ..prefix_cache import Node, PrefixCache
 from ..segment import CacheKind, Segment
 from ..sequence import ScheduledSequence, Sequence, SequenceStatus
-from .commits import CommitPlanner
 from .leaders import Leaders
-from .memory import MemoryPlanner
 from .placement import Placement, Stage, known_tokens
-from .plan import Commit, RowPrefix, StepPlan
+from .plan import Commit, StepPlan
 from .prefill import PrefillBudget, fixed_chunks, share_out
+from .rows import Rows
 from .settings import SchedulerSettings
 from .waiting import WaitingQueue
 
@@ -40,25 +39,19 @@ class Scheduler(Generic[S]):
         self._placements: dict[Sequence, Placement] = {}
         self._waiting = WaitingQueue(settings.max_wait_s, settings.lookahead)
         self._leaders = Leaders(cache.kind, settings.min_shared_tokens)
-        self._memory = MemoryPlanner(cache, settings)
-        self._commits = CommitPlanner(cache, self._memory)
-        self._num_splits = 0
-        """Cuts of shared segments that running rows know of."""
+        self._rows = Rows(cache, settings)
         self._budget = PrefillBudget(settings.target_itl_ms, settings.max_prefill_tokens)
-        self._running: dict[Placement, None] = {}
         self._num_arrived = 0
         # These take effect at the next schedule, when the last plan has been carried out:
         self._returning: list[Placement] = []
         """Go back to the front of the queue."""
         self._ended: list[tuple[Placement, bool]] = []
         """Lose their rows, and whether their keys and values are good."""
-        self._unsound: list[Placement] = []
-        """Their keys and values leave the cache."""
 
     @property
     def num_running(self) -> int:
         """Sequences with a row."""
-        return len(self._running)
+        return len(self._rows)
 
     @property
     def num_waiting(self) -> int:
@@ -73,7 +66,7 @@ class Scheduler(Generic[S]):
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do, and nothing left of what was done."""
-        return not (self._placements or self._ended or self._unsound or self._commits.has_pins)
+        return not (self._placements or self._ended or self._rows.has_leftovers)
 
     def add(self, sequence: Sequence, now: float) -> None:
         """Take a sequence, with or without output of an earlier attempt, into the queue.
@@ -104,11 +97,11 @@ class Scheduler(Generic[S]):
         """Plan the next step."""
         plan: StepPlan[S] = StepPlan()
         self._settle()
-        self._plan_memory()
+        self._rows.begin(self._max_prefill_tokens())
         self._detach_ended(plan)
         if self._make_room(plan):
             self._admit(plan, now)
-        self._rebase(plan)
+        plan.rebase += self._rows.cut()
         self._compute(plan)
         return plan
 
@@ -123,15 +116,10 @@ class Scheduler(Generic[S]):
         tokens = sequence.tokens(0, commit.end)
         node = self._cache.insert(root_key, tokens, commit.start, segment)
         placement = self._placements.get(sequence)
-        if placement is None or placement not in self._running:
+        if placement is None or placement not in self._rows:
             return []
         self._returning += self._leaders.committed(placement, commit.end)
-        if not self._memory.shares_prefix:
-            return []
-        self._cache.pin_node(node)
-        self._cache.unpin(sequence.cache_node)
-        sequence.cache_node = node
-        return self._row_prefix(placement).prefix
+        return self._rows.committed(placement, node)
 
     def observe(self, seconds: float, num_prefill_tokens: int, num_decode_rows: int) -> None:
         """Learn from the measured time of one step."""
@@ -141,23 +129,17 @@ class Scheduler(Generic[S]):
 
     def _settle(self) -> None:
         """Draw the conclusions from the last plan, which has been carried out by now."""
-        self._commits.release_pins()
-        for failed in self._unsound:
-            num_cached = failed.sequence.num_cached_tokens
-            self._cache.discard(failed.root_key, failed.tokens, num_cached)
-        self._unsound.clear()
+        self._rows.settle()
         for leader in self._leaders.done():
             self._returning += self._leaders.remove(leader)
         returning = [one for one in self._returning if one.stage is not Stage.GONE]
         self._waiting.push_front(returning)
         self._returning.clear()
 
-    def _plan_memory(self) -> None:
-        num_prefill_tokens = self._budget.num_tokens(len(self._running))
+    def _max_prefill_tokens(self) -> int:
         if self._settings.prefill_chunk is not None:
-            num_prefill_tokens = self._settings.max_prefill_tokens
-        running = (placement.sequence for placement in self._running)
-        self._memory.begin(running, num_prefill_tokens)
+            return self._settings.max_prefill_tokens
+        return self._budget.num_tokens(len(self._rows))
 
     def _detach_ended(self, plan: StepPlan[S]) -> None:
         for placement, is_sound in self._ended:
@@ -166,18 +148,17 @@ class Scheduler(Generic[S]):
 
     def _make_room(self, plan: StepPlan[S]) -> bool:
         """Let the running rows grow: evict, then preempt; return whether nobody had to go."""
-        while len(self._running) > 1 and self._memory.is_over:
-            victim = max(self._running, key=lambda one: (one.rank, one.order))
-            self._preempt(victim, plan)
-        self._memory.evict()
+        while len(self._rows) > 1 and self._rows.memory.is_over:
+            self._preempt(self._rows.next_victim(), plan)
+        self._rows.memory.evict()
         return plan.num_preempted == 0
 
     def _admit(self, plan: StepPlan[S], now: float) -> None:
-        if any(placement.is_solo for placement in self._running):
+        if any(placement.is_solo for placement in self._rows):
             return
         unread: list[Placement] = []
         for _ in range(self._settings.lookahead):
-            if len(self._running) >= self._settings.max_batch:
+            if len(self._rows) >= self._settings.max_batch:
                 break
             placement = self._waiting.pop(now)
             if placement is None:
@@ -204,67 +185,37 @@ class Scheduler(Generic[S]):
             self._leaders.park(placement, shared)
             return True
         # Alone it may have everything: a job too large for the budget is not refused for ever.
-        is_alone = placement.is_solo or not (self._running or plan.early_commits)
-        if not is_alone and not self._memory.fits(placement.sequence, match.num_tokens):
+        is_alone = placement.is_solo or not (self._rows or plan.early_commits)
+        if not is_alone and not self._rows.memory.fits(placement.sequence, match.num_tokens):
             return False
         self._start(placement, self._cache.pin(match), plan)
         return True
 
     def _clear_for(self, sequence: Sequence, plan: StepPlan[S]) -> None:
         """Preempt all for one that runs alone; what they leave in the cache must let it fit."""
-        self._memory.add_row(sequence)
-        for other in list(self._running):
+        self._rows.memory.add_row(sequence)
+        for other in list(self._rows):
             self._preempt(other, plan)
-        self._memory.remove_row(sequence)
+        self._rows.memory.remove_row(sequence)
 
     def _start(self, placement: Placement, node: Node[S] | None, plan: StepPlan[S]) -> None:
-        sequence = placement.sequence
-        sequence.cache_node = node
-        sequence.num_cached_tokens = node.end if node else 0
-        sequence.num_computed_tokens = sequence.num_cached_tokens
-        sequence.status = SequenceStatus.RUNNING
-        placement.stage = Stage.RUNNING
-        self._running[placement] = None
+        plan.admit.append(self._rows.start(placement, node))
         self._leaders.add(placement, self._waiting.successors(placement))
-        self._commits.expect_prompt(placement)
-        self._memory.add_row(sequence)
-        self._memory.evict()
-        plan.admit.append(self._row_prefix(placement))
-        if not self._memory.shares_prefix:
-            # From now on it has a copy; the memory of two is not spent under pressure.
-            self._commits.keep_until_done(node)
-            sequence.cache_node = None
-
-    def _row_prefix(self, placement: Placement) -> RowPrefix[S]:
-        prefix = self._cache.segments(placement.sequence.cache_node)
-        placement.num_prefix_segments = len(prefix)
-        return RowPrefix(placement.sequence, prefix)
-
-    def _rebase(self, plan: StepPlan[S]) -> None:
-        """Tell running rows of cut segments: whoever joins them shares the pieces."""
-        if not self._memory.shares_prefix or self._num_splits == self._cache.statistics.num_splits:
-            return
-        self._num_splits = self._cache.statistics.num_splits
-        for placement in self._running:
-            known = placement.num_prefix_segments
-            row = self._row_prefix(placement)
-            if len(row.prefix) != known:
-                plan.rebase.append(row)
 
     def _compute(self, plan: StepPlan[S]) -> None:
         wanted: list[tuple[Placement, int]] = []
-        for placement in self._running:
+        for placement in self._rows:
             sequence = placement.sequence
             if sequence.num_remaining_tokens <= 0:
                 continue  # Its last token is on its way back.
             if sequence.num_pending_tokens == 1:
                 plan.decode.append(sequence)
-                self._plan_commits(placement, 1, plan)
+                plan.commits += self._rows.due(placement, 1)
             else:
                 wanted.append((placement, self._num_wanted(placement)))
         for placement, num_tokens in self._grant(wanted, len(plan.decode)):
             plan.prefill.append(ScheduledSequence(placement.sequence, num_tokens))
-            self._plan_commits(placement, num_tokens, plan)
+            plan.commits += self._rows.due(placement, num_tokens)
 
     def _grant(
         self, wanted: list[tuple[Placement, int]], num_decode_rows: int
@@ -281,11 +232,6 @@ class Scheduler(Generic[S]):
             return placement.boundaries[0] - sequence.num_computed_tokens
         return sequence.num_pending_tokens
 
-    def _plan_commits(self, placement: Placement, num_tokens: int, plan: StepPlan[S]) -> None:
-        if placement.boundaries:
-            computed = placement.sequence.num_computed_tokens + num_tokens
-            plan.commits += self._commits.due(placement, computed)
-
     # What happens to single sequences.
 
     def _preempt(self, placement: Placement, plan: StepPlan[S]) -> None:
@@ -299,25 +245,18 @@ class Scheduler(Generic[S]):
     def _detach(self, placement: Placement, plan: StepPlan[S], *, is_sound: bool) -> None:
         """Take the row from a sequence, and save its keys and values if they fit."""
         sequence = placement.sequence
-        del self._running[placement]
-        self._memory.remove_row(sequence)
         self._returning += self._leaders.remove(placement)
-        if is_sound:
-            plan.early_commits += self._commits.last(placement)
-        else:
-            self._unsound.append(placement)
-        self._commits.keep_until_done(sequence.cache_node)
-        sequence.cache_node = None
+        plan.early_commits += self._rows.stop(placement, is_sound=is_sound)
         plan.detach.append(sequence)
         # A solo sequence can send away what this very plan has just admitted.
-        plan.admit = [admission for admission in plan.admit if admission.sequence is not sequence]
+        plan.admit = [row for row in plan.admit if row.sequence is not sequence]
 
     def _forget(self, sequence: Sequence, *, is_sound: bool) -> None:
         placement = self._placements.pop(sequence, None)
         if placement is None:
             return
         sequence.status = SequenceStatus.FINISHED
-        if placement in self._running:
+        if placement in self._rows:
             self._ended.append((placement, is_sound))
         elif placement.stage is Stage.PARKED:
             self._leaders.leave(placement)

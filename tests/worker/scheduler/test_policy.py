@@ -96,6 +96,19 @@ def test_nobody_is_overtaken_for_longer_than_max_wait(
     assert 2 <= started_s <= 2.5
 
 
+def test_within_a_class_nobody_is_overtaken_by_more_than_the_lookahead(
+    make_worker: Make, make_sequence: Make
+) -> None:
+    worker = make_worker(settings=SchedulerSettings(max_batch=2, lookahead=10))
+    sequences = [make_sequence(prompt(997 * index % 100), 1) for index in range(100)]
+    worker.add(*sequences)
+    worker.run()
+
+    place = {sequence: index for index, sequence in enumerate(worker.started)}
+    assert max(abs(place[one] - index) for index, one in enumerate(sequences)) < 10
+    assert worker.started != sequences
+
+
 def test_a_long_prompt_does_not_hold_back_a_short_one(
     make_worker: Make, make_sequence: Make
 ) -> None:
