@@ -295,3 +295,12 @@ def test_a_job_that_expired_in_its_queue_ends_without_any_worker(redis: Redis) -
 
     assert isinstance(end, Ended)
     assert end.event == Expired(metadata={"row": 1})
+
+
+def test_a_refused_login_is_not_waited_for(redis_url: str) -> None:
+    patient = replace(QUICK, outage_s=3600.0)
+    with (
+        Redis.from_url(redis_url, username="nobody", password="wrong") as client,
+        pytest.raises(ServerUnavailable, match="refuses the login"),
+    ):
+        list(tail(client, "job", settings=patient))
