@@ -124,6 +124,17 @@ def test_a_long_prompt_does_not_hold_back_a_short_one(
     assert long.num_computed_tokens < 1_000
 
 
+def test_a_short_prompt_passes_several_long_ones(make_worker: Make, make_sequence: Make) -> None:
+    worker = make_worker(token_s=0.001, settings=SchedulerSettings(target_itl_ms=100))
+    worker.add(*(make_sequence(prompt(index * 10, 5_000)) for index in range(1, 4)))
+    worker.step()
+    short = make_sequence(prompt(2, 20))
+    worker.add(short)
+    worker.step()
+
+    assert short.num_pending_tokens == 1
+
+
 def test_a_stream_of_short_prompts_does_not_stop_a_long_one(
     make_worker: Make, make_sequence: Make
 ) -> None:
@@ -191,7 +202,7 @@ def test_a_state_is_taken_before_the_last_token(make_worker: Make, make_sequence
 def test_a_struck_sequence_runs_alone_until_its_first_new_token(
     make_worker: Make, make_sequence: Make
 ) -> None:
-    worker = make_worker()
+    worker = make_worker(settings=SchedulerSettings(prefill_chunk=50))
     others = [make_sequence(prompt(index), max_tokens=50) for index in range(3)]
     worker.add(*others)
     for _ in range(5):
@@ -237,6 +248,8 @@ def test_all_finish_over_a_small_budget_and_it_is_kept(
     worker.run()
 
     assert len(worker.finished) == 32
+    # Who is admitted has room to grow to its end here.
+    assert worker.num_preempted == 0
     assert worker.peak_nbytes <= (settings.max_bytes or 0)
     worker.check_baseline()
 

@@ -231,3 +231,14 @@ def test_what_a_failed_sequence_left_in_the_cache_is_dropped(
 
     assert failed.num_cached_tokens == again.num_cached_tokens
     worker.check_baseline()
+
+
+@pytest.mark.parametrize("kind", CacheKind)
+def test_one_row_at_a_time_shares_as_well(
+    kind: CacheKind, make_worker: Make, make_sequence: Make
+) -> None:
+    worker = make_worker(kind=kind, settings=SchedulerSettings(max_batch=1))
+    worker.add(*(make_sequence([*HEAD, *[1 + index // 2] * 20, index]) for index in range(4)))
+    worker.run()
+
+    assert worker.engine.num_prompt_tokens == 40 + 2 * 20 + 4
