@@ -113,9 +113,12 @@ def _num_kept(logits: mx.array, values: mx.array, weights: mx.array, filters: Fi
 
 
 def _head(rows: Seq[SamplingParams], vocabulary_size: int) -> int:
-    longest = max(row.top_k for row in rows)
-    head = max(_MIN_HEAD, min(_MAX_HEAD, 1 << longest.bit_length()))
-    return min(head, vocabulary_size)
+    """A power of two above every top-k; the largest where a row may need any number.
+
+    Its cost hardly depends on its size, that of the whole order is ten times as high.
+    """
+    longest = max(row.top_k or _MAX_HEAD for row in rows)
+    return min(max(_MIN_HEAD, min(_MAX_HEAD, 1 << longest.bit_length())), vocabulary_size)
 
 
 def _column(values: list[float]) -> mx.array:

@@ -9,6 +9,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..sequence import Sequence
+from .projection import Projection
 from .row_runner import Row, check_range, check_state_position, is_batchable
 from .runner import CacheKind, DeviceSegment, Segment
 from .segments import StateSnapshot, classify, extract_kv, flatten, state_arrays
@@ -28,6 +29,7 @@ class MergedRunner:
             names = sorted({type(leaf).__name__ for leaf in flatten(caches)})
             raise TypeError(f"mlx-lm has no batch form of this model's caches ({', '.join(names)})")
         self._model = model
+        self._projection = Projection(model)
         self._single: dict[Sequence, Row] = {}
         self._batch = _Batch(model)
         self.cache_kind = classify(caches)
@@ -39,7 +41,7 @@ class MergedRunner:
 
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Give *sequence* a row that starts with a copy of *prefix*."""
-        self._single[sequence] = Row(self._model, self.cache_kind, prefix)
+        self._single[sequence] = Row(self._model, self._projection, self.cache_kind, prefix)
 
     def detach(self, sequence: Sequence) -> None:
         """Drop the row; unknown sequences are ignored.
@@ -89,7 +91,7 @@ class MergedRunner:
     def _take_out(self, leaving: Iterable[Sequence]) -> None:
         """Give rows that the batch goes on without caches of their own again."""
         for sequence in list(leaving):
-            row = Row(self._model, self.cache_kind, ())
+            row = Row(self._model, self._projection, self.cache_kind, ())
             row.caches = self._batch.extract(sequence)
             row.num_tokens = self._batch.num_tokens(sequence)
             self._single[sequence] = row

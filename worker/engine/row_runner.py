@@ -8,6 +8,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..sequence import Sequence
+from .projection import Projection, last_position
 from .runner import CacheKind, DeviceSegment, Segment
 from .segments import (
     KVSegment,
@@ -23,8 +24,11 @@ from .segments import (
 class Row:
     """The caches of one sequence, as mlx-lm's models take them."""
 
-    def __init__(self, model: Module, kind: CacheKind, prefix: Seq[Segment]) -> None:
+    def __init__(
+        self, model: Module, projection: Projection, kind: CacheKind, prefix: Seq[Segment]
+    ) -> None:
         self._model = model
+        self._projection = projection
         self._kind = kind
         self.caches: list[Any]
         if prefix and kind is CacheKind.SNAPSHOTS:
@@ -45,7 +49,8 @@ class Row:
     def forward(self, tokens: mx.array) -> mx.array:
         """Compute *tokens*, shape (n,); return the logits after the last, (1, vocabulary)."""
         self.num_tokens += tokens.shape[0]
-        logits: mx.array = self._model(tokens[None], cache=self.caches)
+        with self._projection.only(last_position):
+            logits: mx.array = self._model(tokens[None], cache=self.caches)
         return logits[:, -1]
 
     def extract(self, start: int, end: int) -> DeviceSegment:
@@ -62,6 +67,7 @@ class RowRunner:
 
     def __init__(self, model: Module) -> None:
         self._model = model
+        self._projection = Projection(model)
         self._rows: dict[Sequence, Row] = {}
         self.cache_kind = classify(make_prompt_cache(model))
 
@@ -72,7 +78,7 @@ class RowRunner:
 
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Give *sequence* a row that starts with a copy of *prefix*."""
-        self._rows[sequence] = Row(self._model, self.cache_kind, prefix)
+        self._rows[sequence] = Row(self._model, self._projection, self.cache_kind, prefix)
 
     def detach(self, sequence: Sequence) -> None:
         """Drop the row; unknown sequences are ignored."""

@@ -6,6 +6,8 @@ from headwater.worker.engine.merged_runner import MergedRunner
 from headwater.worker.engine.parity import choose_runner
 from headwater.worker.engine.row_runner import RowRunner
 from headwater.worker.errors import EngineUnsound
+from mlx.nn import Module
+from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache
 from structlog.testing import capture_logs
 
 from tests.tiny_models import TINY_FAMILIES, VOCABULARY_SIZE, tiny_model
@@ -56,6 +58,40 @@ def test_without_a_right_candidate_rows_run_one_at_a_time_and_a_warning_says_so(
     assert type(runner) is RowRunner
     assert logs[-1]["event"] == "rows_run_one_at_a_time"
     assert logs[-1]["log_level"] == "warning"
+
+
+class UnbatchableCacheModel(Module):
+    """A llama whose caches mlx-lm can't merge, as llama4's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_model("llama")
+
+    @property
+    def layers(self):
+        return self.inner.layers
+
+    def make_cache(self):
+        return [ChunkedKVCache(512) for _ in self.layers]
+
+    def __call__(self, inputs, cache=None):
+        return self.inner(inputs, cache=cache)
+
+
+class KeepingCacheModel(UnbatchableCacheModel):
+    """Keeps its first tokens for ever, which a merged cache would forget in silence."""
+
+    def make_cache(self):
+        return [RotatingKVCache(8, keep=4) for _ in self.layers]
+
+
+@pytest.mark.parametrize("model_class", [UnbatchableCacheModel, KeepingCacheModel])
+def test_caches_that_mlx_lm_can_not_merge_rightly_run_one_at_a_time(model_class) -> None:
+    with capture_logs() as logs:
+        runner = choose_runner(model_class(), VOCABULARY_SIZE)
+
+    assert type(runner) is RowRunner
+    assert "no batch form" in logs[0]["reason"]
 
 
 def test_the_chosen_runner_starts_without_rows() -> None:
