@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
+import numpy as np
+from headwater.schemas import SamplingParams
+from headwater.worker.engine.draws import stream_key, uniforms
+from headwater.worker.sequence import Sequence
 
 NEAR_TIE: Final = 1e-3
 """Logits closer than this may swap places by rounding."""
@@ -23,6 +27,31 @@ def greedy_alone(model: Any, prompt: Seq[int], num_new_tokens: int) -> list[int]
     for _ in range(num_new_tokens):
         tokens.append(int(mx.argmax(logits_alone(model, tokens)[-1])))
     return tokens[len(prompt) :]
+
+
+class Draw(NamedTuple):
+    """The yardstick's draw: its token, and how far the number was from another one's share."""
+
+    token: int
+    margin: float
+
+
+def draw_alone(logits: np.ndarray, params: SamplingParams, uniform: float) -> Draw:
+    """Draw from one row of *logits* in float64, step by step as DESIGN describes it."""
+    logits = logits.astype(np.float64)
+    order = np.lexsort((np.arange(logits.size), -logits))
+    below_peak = logits[order] - logits.max()
+    mass = np.exp(below_peak)
+    is_kept = np.arange(logits.size) < (params.top_k or logits.size)
+    if params.top_p < 1:
+        is_kept &= np.cumsum(mass) - mass < params.top_p * mass.sum()
+    if params.min_p > 0:
+        is_kept &= mass >= params.min_p
+    edges = np.cumsum(np.exp(below_peak / params.temperature) * is_kept)
+    edges /= edges[-1]
+    rank = int(np.searchsorted(edges, uniform, side="right"))
+    lower = edges[rank - 1] if rank else 0.0
+    return Draw(int(order[rank]), min(uniform - lower if rank else 1.0, edges[rank] - uniform))
 
 
 @dataclass
@@ -53,6 +82,23 @@ class ExactnessReport:
             where = f"{label} step {step}: {token} for {best}, {gap:.6f} below"
             (self.near_ties if second and gap < NEAR_TIE else self.failures).append(where)
             return
+
+    def compare_drawn(self, model: Any, row: Sequence, label: str = "") -> None:
+        """Compare the drawn output of *row* with the same draws from its prompt alone."""
+        self.num_rows += 1
+        prompt, output = row.job.prompt_token_ids, row.output_token_ids
+        if not output:
+            return
+        logits = np.array(logits_alone(model, [*prompt, *output])[len(prompt) - 1 : -1])
+        keys = np.full(len(output), stream_key(row.job, row.choice), np.uint64)
+        numbers = uniforms(keys, np.arange(len(output), dtype=np.uint64))
+        for step, token in enumerate(output):
+            expected = draw_alone(logits[step], row.job.sampling, float(numbers[step]))
+            if token != expected.token:
+                where = f"{label} step {step}: {token} for {expected}"
+                is_near = abs(expected.margin) < NEAR_TIE
+                (self.near_ties if is_near else self.failures).append(where)
+                return
 
     def check(self) -> None:
         """Fail on any real difference, or on more near ties than rounding explains."""

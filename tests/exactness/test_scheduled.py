@@ -4,6 +4,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from headwater.schemas import SamplingParams
 from headwater.worker.engine.engine import Engine, PendingStep
 from headwater.worker.engine.merged_runner import MergedRunner
 from headwater.worker.engine.row_runner import RowRunner
@@ -136,6 +137,47 @@ def test_scheduled_rows_get_the_tokens_of_their_prompts_alone(family) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_scheduled_rows_run_one_at_a_time_get_the_same_tokens(family) -> None:
     check_scheduled(family, RowRunner, range(3))
+
+
+def random_sampling(rng: random.Random) -> SamplingParams:
+    """Any mixture of filters, greedy now and then."""
+    return SamplingParams(
+        temperature=rng.choice([0.0, 0.5, 1.0, 2.0]),
+        top_k=rng.choice([0, 0, 1, 20, VOCABULARY_SIZE]),
+        top_p=rng.choice([1.0, 1.0, 0.8, 0.3]),
+        min_p=rng.choice([0.0, 0.0, 0.1]),
+        seed=rng.randrange(1000),
+    )
+
+
+def check_drawn(family: str, seeds) -> None:
+    """Compare rows that each draw by settings of their own with their prompts alone."""
+    model = tiny_model(family)
+    report = ExactnessReport()
+    for seed in seeds:
+        rng = random.Random(seed)
+        rows = [
+            sequence(prompt, rng.randint(1, 16), sampling=random_sampling(rng))
+            for prompt in random_prompts(rng, 10)
+        ]
+        ScheduledWorkload(MergedRunner(model), random_settings(rng), rng, list(rows)).run()
+        for row in rows:
+            if row.job.sampling.temperature == 0:
+                report.compare(model, row.job.prompt_token_ids, row.output_token_ids)
+            else:
+                report.compare_drawn(model, row, f"seed {seed}")
+    report.check()
+
+
+@pytest.mark.parametrize("family", PROMISED)
+def test_rows_that_draw_get_the_draws_of_their_prompts_alone(family) -> None:
+    check_drawn(family, range(4))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", PROMISED)
+def test_a_hundred_workloads_of_drawn_rows_are_exact(family) -> None:
+    check_drawn(family, range(10, 110))
 
 
 @pytest.mark.long
