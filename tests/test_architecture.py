@@ -124,6 +124,7 @@ def test_rq_stays_in_the_intake_and_the_client() -> None:
 
 def test_redis_stays_at_the_edges() -> None:
     edges = (
+        "worker/announcement.py",
         "worker/booking/",
         "worker/intake/",
         "worker/streams.py",

@@ -14,7 +14,7 @@ from pathlib import Path
 import typer
 from headwater.schemas.errors import HeadwaterError
 
-_NOT_COMMANDS = ("app", "following", "options")
+_NOT_COMMANDS = ("__main__", "app", "demo_run", "following", "options")
 
 _EXTRAS = {
     "mlx": "worker",

@@ -79,9 +79,12 @@ class Heartbeat:
             replies: list[Any] = pipeline.execute()
         self.last_beat_s = sent_s
         self._registration.restore(replies[1])
+        # A job may have ended on the way; its execution is gone rightly then.
+        still_open = {claim.job_id for claim in self._claims()} if claims else set()
         per_claim = (len(replies) - offset) // len(claims) if claims else 0
         for index, claim in enumerate(claims):
-            if not replies[offset + index * per_claim]:
+            is_gone = not replies[offset + index * per_claim]
+            if is_gone and claim.job_id in still_open:
                 log.warning("execution_lost", job_id=claim.job_id)
                 self._drop(Drop(claim.job_id))
 

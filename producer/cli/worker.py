@@ -1,0 +1,80 @@
+"""`headwater worker`: the process that owns a model and runs a queue's jobs."""
+
+import re
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import RedisOption
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(epilog="Example: headwater worker --model demo --redis redis://localhost:6379/0")(
+        worker
+    )
+
+
+def _flag(name: str, text: str) -> Any:
+    return typer.Option(name, help=text, show_default=False)
+
+
+def worker(
+    model: Annotated[
+        str, typer.Option(envvar="HEADWATER_MODEL", help="Directory, hub name, or demo.")
+    ] = "demo",
+    redis: RedisOption = None,
+    alias: Annotated[
+        str | None, _flag("--alias", "The name that jobs ask for; default: the model's own name.")
+    ] = None,
+    max_batch: Annotated[int | None, _flag("--max-batch", "Sequences at once (32).")] = None,
+    target_itl_ms: Annotated[
+        float | None,
+        _flag("--target-itl-ms", "A running sequence waits at most about this long (400)."),
+    ] = None,
+    prefill_chunk: Annotated[
+        int | None, _flag("--prefill-chunk", "Fixed prefill chunk in tokens; default: adaptive.")
+    ] = None,
+    kv_budget_mb: Annotated[
+        int | None, _flag("--kv-budget-mb", "Running KV and prefix cache together, in MiB.")
+    ] = None,
+    cpu_threads: Annotated[
+        int | None, _flag("--cpu-threads", "Threads of the BLAS on a CPU; default: all cores.")
+    ] = None,
+    lease_s: Annotated[
+        float | None, _flag("--lease-s", "Seconds of silence after which jobs are lost (15).")
+    ] = None,
+    drain_s: Annotated[
+        float | None, _flag("--drain-s", "Seconds that SIGTERM waits for running jobs (30).")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, _flag("--metrics-port", "Port of /metrics, /healthz, /readyz; default: off.")
+    ] = None,
+    log_level: Annotated[
+        str | None, _flag("--log-level", "debug, info (default), warning or error.")
+    ] = None,
+) -> None:
+    """Load a model and run its jobs until SIGTERM or Ctrl-C; a second one hands jobs back at once.
+
+    Every option can be set as HEADWATER_<NAME> too. Without --redis it uses this user's running
+    embedded server, or starts one that lives as long as the worker.
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    from headwater.worker.entry import run
+
+    from ..connection import connect
+    from ..embedded import running_or_own
+
+    given.setdefault("alias", _alias_of(model))
+    with running_or_own() if redis is None else nullcontext(redis) as url:
+        # Before the model is loaded: a wrong URL or password should cost no minutes.
+        connect(url).close()
+        code = run(**(given | {"redis": url}))
+    raise typer.Exit(code)
+
+
+def _alias_of(model: str) -> str:
+    """Return a name for jobs to ask for, made of the model's own."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(model).name).strip("-")[:64]

@@ -1,0 +1,65 @@
+"""Putting the engine thread's parts together: from a loaded model to a loop."""
+
+from dataclasses import dataclass
+
+from .admission import ModelLimits
+from .engine.engine import Engine
+from .engine.loading import LoadedModel
+from .engine.memory import default_budget_bytes, footprint_of
+from .engine.parity import choose_runner
+from .engine.runner import DeviceSegment
+from .engine.sampler import SAMPLER_VERSION, Sampler
+from .job_opening import JobOpener
+from .loop import EventSink, GenerationLoop
+from .metrics import WorkerMetrics
+from .prefix_cache import PrefixCache
+from .scheduler import Scheduler, SchedulerSettings
+from .text import Vocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """What the loop is told of the worker's settings."""
+
+    alias: str = "demo"
+    max_batch: int = 32
+    target_itl_ms: float = 400.0
+    prefill_chunk: int | None = None
+    kv_budget_bytes: int | None = None
+    """None: a share of the memory that is free now."""
+    max_wait_s: float = 30.0
+    checkpoint_s: float = 5.0
+
+
+def build_loop(
+    loaded: LoadedModel, settings: LoopSettings, sink: EventSink, metrics: WorkerMetrics
+) -> GenerationLoop:
+    """Return a loop over *loaded*; call it on the thread that loaded the model.
+
+    Raises EngineUnsound when the model computes nonsense.
+    """
+    runner = choose_runner(loaded.model, loaded.vocab_size)
+    cache: PrefixCache[DeviceSegment] = PrefixCache(runner.cache_kind)
+    policy = SchedulerSettings(
+        max_batch=settings.max_batch,
+        max_bytes=settings.kv_budget_bytes or default_budget_bytes(),
+        footprint=footprint_of(runner, loaded),
+        target_itl_ms=settings.target_itl_ms,
+        prefill_chunk=settings.prefill_chunk,
+        max_wait_s=settings.max_wait_s,
+    )
+    limits = ModelLimits(
+        alias=settings.alias,
+        vocab_size=loaded.vocab_size,
+        context_length=loaded.context_length,
+        tokenizer_fingerprint=loaded.tokenizer_files.fingerprint,
+    )
+    return GenerationLoop(
+        Engine(runner, Sampler(loaded.vocab_size, loaded.eos_token_ids)),
+        Scheduler(cache, policy, model_key=loaded.fingerprint),
+        JobOpener(Vocabulary(loaded.tokenizer), loaded.eos_token_ids, SAMPLER_VERSION),
+        limits,
+        sink,
+        metrics,
+        checkpoint_s=settings.checkpoint_s,
+    )

@@ -1,0 +1,73 @@
+"""How much memory keys and values may take, and what a row takes of it."""
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from headwater.schemas import GenerationJob
+
+from ..scheduler import Footprint
+from ..sequence import Sequence
+from .loading import LoadedModel
+from .runner import ModelRunner
+
+_SHARE_OF_DEVICE = 0.8
+"""Of what a GPU recommends as its working set, less the weights."""
+_SHARE_OF_HOST = 0.5
+"""Of what is free in a machine's memory, which others use too."""
+_PROBE_TOKENS = (64, 128)
+
+
+def default_budget_bytes() -> int | None:
+    """Return a budget for running keys and values and the prefix cache together.
+
+    None where the machine does not tell how much memory it has.
+    """
+    if mx.default_device() != mx.Device(mx.cpu):
+        info: dict[str, Any] = mx.device_info()
+        size = info.get("max_recommended_working_set_size") or info.get("memory_size")
+        return int(_SHARE_OF_DEVICE * max(0, size - mx.get_active_memory())) if size else None
+    available = _available_bytes()
+    return None if available is None else int(_SHARE_OF_HOST * available)
+
+
+def _available_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    line = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return None if line is None else int(line.split()[1]) * 1024
+
+
+def footprint_of(runner: ModelRunner, loaded: LoadedModel) -> Footprint:
+    """Measure what rows take, by two short ones."""
+    short, long = (_row_nbytes(runner, num_tokens) for num_tokens in _PROBE_TOKENS)
+    per_token = (long - short) // (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
+    return Footprint(
+        bytes_per_token=per_token,
+        bytes_per_row=max(0, short - per_token * _PROBE_TOKENS[0]),
+        bytes_per_prefill_token=_activation_nbytes(loaded.config),
+    )
+
+
+def _row_nbytes(runner: ModelRunner, num_tokens: int) -> int:
+    """Return the bytes that the prefix cache would store for a row of *num_tokens*."""
+    job = GenerationJob(
+        job_id="probe", model="probe", prompt_token_ids=(0,) * num_tokens, max_tokens=1
+    )
+    probe = Sequence(job)
+    runner.attach(probe, ())
+    runner.prefill([probe], [job.prompt_token_ids])
+    segment = runner.extract(probe, 0, num_tokens)
+    mx.eval(segment.arrays)
+    runner.detach(probe)
+    return segment.nbytes
+
+
+def _activation_nbytes(config: dict[str, Any]) -> int:
+    """Return about how many bytes one token of a prefill forward takes while it runs."""
+    text = config.get("text_config") or config
+    widths = (text.get("hidden_size") or 0, text.get("intermediate_size") or 0)
+    # A layer's widest tensors, with room for those that are not freed yet; float32.
+    return 4 * (8 * widths[0] + 4 * widths[1])

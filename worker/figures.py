@@ -1,0 +1,79 @@
+"""Figures of the engine thread: for Prometheus, and for the worker's line in `status`."""
+
+from collections import deque
+from typing import Any
+
+from .job_run import JobRun
+from .metrics import WorkerMetrics
+from .scheduler import Scheduler, StepPlan
+from .sequence import Sequence
+
+_RATE_WINDOW_S = 10.0
+
+
+class Figures:
+    """Counts what the loop does. Written by the engine thread; numbers may be read by others."""
+
+    def __init__(self, metrics: WorkerMetrics) -> None:
+        self._metrics = metrics
+        self._steps: deque[tuple[float, int]] = deque()
+        """(time, tokens read) of the steps of the last seconds."""
+        self.num_running = 0
+        self.num_waiting = 0
+        self.num_prompt_tokens = 0
+        self.num_computed_prompt_tokens = 0
+        self.num_generated_tokens = 0
+        self.last_read_s = 0.0
+        """When the last step's tokens came back, on the loop's clock."""
+        self.progress_s = 0.0
+        """When a step was last planned, or a first job came: for the liveness check."""
+
+    @property
+    def cache_hit_share(self) -> float:
+        """Share of the prompt tokens of all finished prefills that was reused."""
+        if not self.num_prompt_tokens:
+            return 0.0
+        return max(0.0, 1 - self.num_computed_prompt_tokens / self.num_prompt_tokens)
+
+    def tokens_per_s(self, now: float) -> float:
+        """Tokens generated per second over the last ten seconds."""
+        steps = list(self._steps)
+        recent = [count for at, count in steps if now - at <= _RATE_WINDOW_S]
+        return sum(recent) / _RATE_WINDOW_S
+
+    def planned(self, plan: StepPlan[Any], scheduler: Scheduler[Any], now: float) -> None:
+        """Note a step's plan."""
+        self.progress_s = now
+        self.num_running = scheduler.num_running
+        self.num_waiting = scheduler.num_waiting
+        self._metrics.batch.set(self.num_running)
+        self._metrics.waiting.set(self.num_waiting)
+        self._metrics.preemptions.inc(plan.num_preempted)
+
+    def stepped(self, num_tokens: int, now: float, seconds: float) -> None:
+        """Note that a step's tokens have been handled; *seconds* from launch to launch."""
+        self.last_read_s = now
+        self._steps.append((now, num_tokens))
+        while now - self._steps[0][0] > _RATE_WINDOW_S:
+            self._steps.popleft()
+        self.num_generated_tokens += num_tokens
+        self._metrics.generated.inc(num_tokens)
+        self._metrics.step.observe(seconds)
+
+    def token(self, run: JobRun, sequence: Sequence, now: float) -> None:
+        """Note one more token of a job."""
+        if run.first_token_s is None:
+            self._first_token(run, sequence, now)
+        elif run.last_token_s is not None:
+            self._metrics.itl.observe(now - run.last_token_s)
+        run.last_token_s = now
+
+    def _first_token(self, run: JobRun, sequence: Sequence, now: float) -> None:
+        run.first_token_s = now
+        run.num_cached_tokens = min(sequence.num_cached_tokens, sequence.num_prompt_tokens)
+        computed = sequence.num_prompt_tokens - run.num_cached_tokens
+        self.num_prompt_tokens += sequence.num_prompt_tokens
+        self.num_computed_prompt_tokens += computed
+        self._metrics.computed.inc(computed)
+        self._metrics.reused.inc(run.num_cached_tokens)
+        self._metrics.ttft.observe(now - run.started_s)

@@ -1,0 +1,64 @@
+"""Opening a claimed job: new sequences, or those of earlier attempts with their text rebuilt."""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from .messages import Claim
+from .sequence import Sequence
+from .text import SequenceText, TextDiverged, Vocabulary
+
+
+class Opened(NamedTuple):
+    """A job's choices, ready to run."""
+
+    sequences: list[Sequence]
+    texts: list[SequenceText]
+    restart_reason: str | None
+    """Why the published text can't be continued; readers must be told before new deltas."""
+
+
+class JobOpener:
+    """Makes a claim's sequences and texts; knows the model's vocabulary and sampler."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, eos_token_ids: Collection[int], sampler_version: int
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._sampler_version = sampler_version
+
+    def open(self, claim: Claim) -> Opened:
+        """Return the job's choices where the earlier attempts left them, or from the start."""
+        if not claim.history:
+            return self._fresh(claim, None)
+        if self._draws_differ(claim):
+            return self._fresh(claim, "another sampler version drew the published tokens")
+        try:
+            return self._resumed(claim)
+        except TextDiverged as error:
+            return self._fresh(claim, str(error))
+
+    def _draws_differ(self, claim: Claim) -> bool:
+        # Greedy rows draw nothing.
+        is_sampled = claim.job.sampling.temperature > 0
+        return is_sampled and claim.sampler_version not in (None, self._sampler_version)
+
+    def _fresh(self, claim: Claim, restart_reason: str | None) -> Opened:
+        text = SequenceText(self._vocabulary, claim.job, eos_token_ids=self._eos_token_ids)
+        return Opened([self._sequence(claim, [])], [text], restart_reason)
+
+    def _resumed(self, claim: Claim) -> Opened:
+        text = SequenceText.resume(
+            self._vocabulary, claim.job, claim.history, eos_token_ids=self._eos_token_ids
+        )
+        token_ids = [token for part in claim.history for token in part.token_ids]
+        return Opened([self._sequence(claim, token_ids)], [text], None)
+
+    @staticmethod
+    def _sequence(claim: Claim, output_token_ids: list[int]) -> Sequence:
+        return Sequence(
+            claim.job,
+            output_token_ids=output_token_ids,
+            num_resumed_tokens=len(output_token_ids),
+            runs_alone=claim.strikes > 0,
+        )

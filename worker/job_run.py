@@ -1,0 +1,107 @@
+"""JobRun: one claimed job on its way through the engine: its sequences, their text, its end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headwater.schemas import (
+    ChoiceEnd,
+    DeltaPart,
+    Finished,
+    FinishReason,
+    GenerationJob,
+    StreamMode,
+    Timings,
+    Usage,
+)
+
+from .messages import Claim
+from .sequence import Sequence
+from .text import SequenceText
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One sequence and its text."""
+
+    sequence: Sequence
+    text: SequenceText
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still generates."""
+        return self.finish_reason is None
+
+
+@dataclass(slots=True, eq=False)
+class JobRun:
+    """Everything the engine thread knows of one claimed job."""
+
+    claim: Claim
+    choices: list[Choice]
+    started_s: float
+    """When the engine took the job, on the loop's clock."""
+    checkpoint_due_s: float
+    """When a `final` job next publishes its tokens, on the same clock."""
+    deadline_s: float | None = None
+    """When it must have ended, on the same clock."""
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_cached_tokens: int = 0
+    """Prompt tokens that were reused when the first new token came."""
+
+    @property
+    def job(self) -> GenerationJob:
+        """What was asked for."""
+        return self.claim.job
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended."""
+        return not any(choice.is_open for choice in self.choices)
+
+    def open_choices(self) -> Iterator[Choice]:
+        """Yield the choices that still run."""
+        return (choice for choice in self.choices if choice.is_open)
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the job's deadline has passed."""
+        return self.deadline_s is not None and now >= self.deadline_s
+
+    def is_publish_due(self, now: float) -> bool:
+        """Whether what is new should be published now, rather than with a later checkpoint."""
+        return self.job.stream is StreamMode.DELTAS or now >= self.checkpoint_due_s
+
+    def take_parts(self) -> list[DeltaPart]:
+        """Return what each choice gained since the last call."""
+        return [part for choice in self.choices if (part := choice.text.take()) is not None]
+
+    def finished(self, now: float) -> Finished:
+        """Return the end of a job whose choices have all ended; *now* is on the loop's clock."""
+        first = self.first_token_s
+        return Finished(
+            choices=tuple(self._choice_end(choice) for choice in self.choices),
+            usage=Usage(
+                prompt_tokens=len(self.job.prompt_token_ids),
+                completion_tokens=sum(len(c.sequence.output_token_ids) for c in self.choices),
+                cached_tokens=self.num_cached_tokens,
+            ),
+            timings=Timings(
+                queue_ms=self.claim.queue_ms,
+                ttft_ms=None if first is None else (first - self.started_s) * 1e3,
+                total_ms=(now - self.started_s) * 1e3,
+            ),
+            metadata=self.job.metadata,
+        )
+
+    def _choice_end(self, choice: Choice) -> ChoiceEnd:
+        if choice.finish_reason is None:
+            raise ValueError(f"choice {choice.sequence.choice} of {self.job.job_id} still runs")
+        is_final = self.job.stream is StreamMode.FINAL
+        return ChoiceEnd(
+            choice=choice.sequence.choice,
+            finish_reason=choice.finish_reason,
+            matched_stop=choice.matched_stop,
+            text=choice.text.whole_text if is_final else None,
+        )

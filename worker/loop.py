@@ -1,0 +1,282 @@
+"""The engine thread's work: the one place that knows scheduler, engine, text and events."""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import structlog
+from headwater.schemas import Cancelled, DeltaPart, End, Failed
+
+from .admission import ModelLimits, check
+from .engine.engine import Engine, FailedRow, PendingStep
+from .engine.runner import DeviceSegment
+from .errors import JobRejected
+from .figures import Figures
+from .job_opening import JobOpener
+from .job_run import Choice, JobRun
+from .messages import Claim
+from .metrics import WorkerMetrics
+from .scheduler import Commit, Scheduler
+from .sequence import Sequence, TokenOutput
+from .text import Stop
+
+log = structlog.get_logger()
+
+
+class _InFlight(NamedTuple):
+    """A launched step whose tokens have not been read."""
+
+    step: PendingStep
+    num_prefill_tokens: int
+    num_decode_rows: int
+    at_s: float
+
+
+class EventSink(Protocol):
+    """Where a job's events go, in order: the publisher, or a list in tests."""
+
+    def delta(self, job_id: str, parts: Iterable[DeltaPart]) -> None:
+        """Publish what a job's choices gained."""
+        ...
+
+    def restart(self, job_id: str) -> None:
+        """Tell readers that the text so far is void."""
+        ...
+
+    def end(self, job_id: str, end: End) -> None:
+        """Publish the job's end; nothing follows."""
+        ...
+
+    def release(self, job_id: str, reason: str) -> None:
+        """Hand the job back to its queue; nothing follows from here."""
+        ...
+
+
+class GenerationLoop:
+    """Steps all running jobs; everything it does happens on the thread that calls it.
+
+    One step launches the next forward before it reads the tokens of the last one, so the
+    device computes while tokens become text and events.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler[DeviceSegment],
+        opener: JobOpener,
+        limits: ModelLimits,
+        sink: EventSink,
+        metrics: WorkerMetrics,
+        *,
+        checkpoint_s: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._opener = opener
+        self._limits = limits
+        self._sink = sink
+        self.figures = Figures(metrics)
+        self._metrics = metrics
+        self._checkpoint_s = checkpoint_s
+        self._clock = clock
+        self._runs: dict[str, JobRun] = {}
+        self._timed_runs: dict[str, JobRun] = {}
+        """Those with a deadline."""
+        self._choices: dict[Sequence, tuple[JobRun, Choice]] = {}
+        self._in_flight: _InFlight | None = None
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._runs)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a step would do nothing."""
+        return not self._runs and self._in_flight is None and self._scheduler.is_idle
+
+    def admit(self, claim: Claim) -> None:
+        """Take a job in; one that can't run here ends as failed at once."""
+        try:
+            check(claim.job, self._limits)
+        except JobRejected as error:
+            log.info("rejected", job_id=claim.job_id, code=error.code)
+            self._send_end(claim.job_id, _failed(claim, error))
+            return
+        self._open(claim)
+
+    def cancel(self, job_id: str) -> None:
+        """End a job as cancelled, with the text it has; unknown ids are ignored."""
+        run = self._runs.get(job_id)
+        if run is not None:
+            self._close(run, Cancelled(metadata=run.job.metadata))
+
+    def drop(self, job_id: str) -> None:
+        """Forget a job that is another worker's now; nothing more of it is published."""
+        run = self._runs.get(job_id)
+        if run is not None:
+            log.info("dropped", job_id=job_id, attempt=run.claim.attempt)
+            self._forget(run)
+
+    def hand_back(self, reason: str) -> None:
+        """Give every job back to its queue, with the tokens read so far published."""
+        for run in list(self._runs.values()):
+            self._publish(run)
+            self._forget(run)
+            self._sink.release(run.job.job_id, reason)
+
+    def step(self) -> None:
+        """Launch the next step of what runs, then handle the tokens of the one before."""
+        now = self._clock()
+        self._fail_overdue(now)
+        previous, self._in_flight = self._in_flight, self._launch(now)
+        if previous is not None:
+            self._read(previous)
+
+    # One step, in its order.
+
+    def _fail_overdue(self, now: float) -> None:
+        for run in [run for run in self._timed_runs.values() if run.is_overdue(now)]:
+            error = JobRejected("deadline_exceeded", f"not done within {run.job.deadline_s} s")
+            self._close(run, _failed(run.claim, error))
+
+    def _launch(self, now: float) -> _InFlight | None:
+        plan = self._scheduler.schedule(now)
+        for commit in plan.early_commits:
+            self._commit(commit)
+        for sequence in plan.detach:
+            self._engine.detach(sequence)
+        for row in plan.admit:
+            self._engine.attach(row.sequence, row.prefix)
+        for row in plan.rebase:
+            self._engine.rebase(row.sequence, row.prefix)
+        self.figures.planned(plan, self._scheduler, now)
+        if not plan.has_work:
+            return None
+        step = self._engine.launch(plan.prefill, plan.decode)
+        for commit in plan.commits:
+            # A row that failed has nothing worth keeping.
+            if commit.sequence not in step.failed_sequences:
+                self._keep(commit)
+        return _InFlight(step, plan.num_prefill_tokens, len(plan.decode), now)
+
+    def _keep(self, commit: Commit) -> None:
+        """Put a running row's tokens into the prefix cache, and let the row refer to them."""
+        prefix = self._commit(commit)
+        if prefix:
+            self._engine.rebase(commit.sequence, prefix)
+
+    def _commit(self, commit: Commit) -> list[DeviceSegment]:
+        segment = self._engine.extract(commit.sequence, commit.start, commit.end)
+        return self._scheduler.commit(commit, segment)
+
+    def _read(self, launched: _InFlight) -> None:
+        result = launched.step.read()
+        now = self._clock()
+        # The device worked on it since it was launched, or since it was done with the last one.
+        seconds = now - max(launched.at_s, self.figures.last_read_s)
+        self._scheduler.observe(seconds, launched.num_prefill_tokens, launched.num_decode_rows)
+        self.figures.stepped(len(result.outputs), now, seconds)
+        for failed in result.failed:
+            self._fail_row(failed)
+        touched: dict[JobRun, None] = {}
+        for output in result.outputs:
+            run = self._take_token(output, now)
+            if run is not None:
+                touched[run] = None
+        for run in touched:
+            self._after_tokens(run, now)
+
+    def _take_token(self, output: TokenOutput, now: float) -> JobRun | None:
+        """Give a token to its choice's text; None when nobody waits for it any more."""
+        known = self._choices.get(output.sequence)
+        if known is None:
+            return None
+        run, choice = known
+        self.figures.token(run, choice.sequence, now)
+        stop = choice.text.push(output.token_id)
+        if stop is not None:
+            self._end_choice(choice, stop)
+        return run
+
+    def _after_tokens(self, run: JobRun, now: float) -> None:
+        if run.is_complete:
+            self._close(run, run.finished(now))
+        elif run.is_publish_due(now):
+            run.checkpoint_due_s = now + self._checkpoint_s
+            self._publish(run)
+
+    def _fail_row(self, failed: FailedRow) -> None:
+        self._scheduler.drop(failed.sequence)
+        known = self._choices.get(failed.sequence)
+        if known is None:
+            return
+        run, _ = known
+        log.error("engine_error", job_id=run.job.job_id, exc_info=failed.error)
+        error = JobRejected("engine_error", f"{type(failed.error).__name__}: {failed.error}")
+        self._close(run, _failed(run.claim, error))
+
+    # A job's way in and out.
+
+    def _open(self, claim: Claim) -> None:
+        now = self._clock()
+        opened = self._opener.open(claim)
+        if opened.restart_reason is not None:
+            log.warning("restarted", job_id=claim.job_id, reason=opened.restart_reason)
+            self._sink.restart(claim.job_id)
+        choices = [Choice(*pair) for pair in zip(opened.sequences, opened.texts, strict=True)]
+        run = JobRun(claim, choices, started_s=now, checkpoint_due_s=now + self._checkpoint_s)
+        if not self._runs:
+            self.figures.progress_s = now
+        self._runs[claim.job_id] = run
+        if claim.job.deadline_s is not None:
+            run.deadline_s = now + claim.job.deadline_s - claim.age_s
+            self._timed_runs[claim.job_id] = run
+        for choice in choices:
+            self._choices[choice.sequence] = (run, choice)
+            if choice.text.stop is None:
+                self._scheduler.add(choice.sequence, now)
+            else:
+                # The last attempt died between its last token and the end.
+                self._end_choice(choice, choice.text.stop)
+        if run.is_complete:
+            self._close(run, run.finished(now))
+
+    def _end_choice(self, choice: Choice, stop: Stop) -> None:
+        choice.finish_reason, choice.matched_stop = stop
+        self._scheduler.finish(choice.sequence)
+
+    def _close(self, run: JobRun, end: End) -> None:
+        """End *run* with all the text it has."""
+        for choice in run.open_choices():
+            choice.text.finish()
+        self._publish(run)
+        self._forget(run)
+        self._send_end(run.job.job_id, end)
+
+    def _send_end(self, job_id: str, end: End) -> None:
+        self._metrics.ends.labels(end.type).inc()
+        self._sink.end(job_id, end)
+
+    def _publish(self, run: JobRun) -> None:
+        parts = run.take_parts()
+        if parts:
+            self._sink.delta(run.job.job_id, parts)
+
+    def _forget(self, run: JobRun) -> None:
+        del self._runs[run.job.job_id]
+        self._timed_runs.pop(run.job.job_id, None)
+        for choice in run.choices:
+            del self._choices[choice.sequence]
+            if choice.is_open:
+                self._scheduler.finish(choice.sequence)
+
+
+def _failed(claim: Claim, error: JobRejected) -> Failed:
+    return Failed(
+        code=error.code,
+        message=str(error),
+        retryable=error.retryable,
+        metadata=claim.job.metadata,
+    )

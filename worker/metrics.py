@@ -1,0 +1,38 @@
+"""The worker's figures for Prometheus, under names that start with `headwater_`."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class WorkerMetrics:
+    """One set of figures per worker, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.queue_wait = self._histogram("queue_wait_seconds", "From enqueueing to the start")
+        self.ttft = self._histogram("ttft_seconds", "From the start to the first token")
+        self.itl = self._histogram("itl_seconds", "Between two tokens of a sequence")
+        self.step = self._histogram("step_seconds", "One engine step, launch to launch")
+        self.host = self._histogram("step_host_seconds", "Host work of one engine step")
+        self.batch = self._gauge("batch_size", "Sequences that run")
+        self.waiting = self._gauge("waiting_sequences", "Sequences that wait in this worker")
+        self.kv_bytes = self._gauge("kv_bytes", "Keys and values of running sequences")
+        self.cache_bytes = self._gauge("prefix_cache_bytes", "Keys and values in the prefix cache")
+        self.computed = self._counter("prompt_tokens_computed", "Prompt tokens computed")
+        self.reused = self._counter("prompt_tokens_reused", "Prompt tokens taken from the cache")
+        self.generated = self._counter("generated_tokens", "Tokens generated")
+        self.preemptions = self._counter("preemptions", "Rows preempted for memory")
+        self.resumed = self._counter("resumed_attempts", "Attempts that continued another's text")
+        self.ends = Counter(
+            "headwater_jobs", "Jobs by how they ended", ["end"], registry=self.registry
+        )
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"headwater_{name}", text, registry=self.registry, buckets=_SECONDS)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"headwater_{name}", text, registry=self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(f"headwater_{name}", text, registry=self.registry)

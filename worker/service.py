@@ -1,0 +1,226 @@
+"""The worker process: start, drain, stop. The one place that sees threads and signals."""
+
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import structlog
+from headwater.schemas import WorkerStatus
+from redis.exceptions import RedisError
+
+from .announcement import Announcement
+from .engine_thread import EngineThread, HandBack
+from .errors import StartupError
+from .health import HealthServer
+from .metrics import WorkerMetrics
+from .redis_client import connect
+from .settings import WorkerSettings
+from .station import Station
+
+log = structlog.get_logger()
+
+_ANNOUNCE_EVERY_S = 3600.0
+_LAST_WORDS_S = 10.0
+"""How long the end waits for Redis to take what is handed back."""
+_STUCK_S = 300.0
+"""No step for so long while jobs run is no progress."""
+
+
+class Worker:
+    """One model, one device, one process."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self.worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._metrics = WorkerMetrics()
+        self._started_at = time.time()
+        self._signals = 0
+        self._death: BaseException | None = None
+        self._wake = threading.Event()
+        self._is_draining = False
+        self._engine: EngineThread
+        self._station = Station(
+            settings,
+            self.worker_id,
+            post=lambda message: self._engine.post(message),
+            on_death=self._on_death,
+        )
+        self._engine = EngineThread(
+            self._build_loop, self._station.publisher, on_death=self._on_death
+        )
+
+    def run(self) -> int:
+        """Work until SIGTERM or SIGINT, or until a thread dies; return the exit code."""
+        with ExitStack() as exits:
+            exits.enter_context(_signals_to(self._on_signal))
+            self._engine.start()
+            if not self._wait_until_loaded():
+                return 0
+            self._open()
+            if self._settings.metrics_port is not None:
+                exits.callback(self._serve_health().close)
+            self._supervise()
+            return self._end()
+
+    def _build_loop(self) -> Any:
+        # On the engine thread: whoever loads a model must run it.
+        from .assembly import LoopSettings, build_loop
+        from .engine.loading import load_model
+
+        settings = self._settings
+        loaded = load_model(settings.model)
+        budget_mb = settings.kv_budget_mb
+        loop = build_loop(
+            loaded,
+            LoopSettings(
+                alias=settings.alias,
+                max_batch=settings.max_batch,
+                target_itl_ms=settings.target_itl_ms,
+                prefill_chunk=settings.prefill_chunk,
+                kv_budget_bytes=None if budget_mb is None else budget_mb * 2**20,
+                max_wait_s=settings.max_wait_s,
+                checkpoint_s=settings.checkpoint_s,
+            ),
+            self._station.publisher,
+            self._metrics,
+        )
+        self._announcement = Announcement(
+            connect(settings.redis), loaded.card(settings.alias), loaded.tokenizer_files
+        )
+        return loop
+
+    def _wait_until_loaded(self) -> bool:
+        """Return whether the model is there; False when a signal came first."""
+        self._engine.loop.add_done_callback(lambda _: self._wake.set())
+        self._wake.wait()
+        self._wake.clear()
+        if self._signals and not self._engine.loop.done():
+            return False
+        self._engine.loop.result()
+        return True
+
+    def _open(self) -> None:
+        try:
+            self._station.open(self._status)
+            self._announcement.publish()
+        except RedisError as error:
+            raise StartupError(f"Redis refused the worker's start: {error}") from error
+        self._announced_s = time.monotonic()
+        log.info("ready", worker_id=self.worker_id, alias=self._settings.alias)
+
+    def _supervise(self) -> None:
+        while not self._signals and self._death is None:
+            self._wake.wait(_ANNOUNCE_EVERY_S)
+            self._wake.clear()
+            if time.monotonic() - self._announced_s >= _ANNOUNCE_EVERY_S:
+                self._announce_again()
+
+    def _announce_again(self) -> None:
+        try:
+            self._announcement.publish()
+            self._announced_s = time.monotonic()
+        except RedisError as error:
+            # It holds for days; the next hour will do.
+            log.warning("announcement_failed", error=str(error))
+
+    # The end.
+
+    def _end(self) -> int:
+        self._is_draining = True
+        self._station.drain()
+        if self._death is None:
+            self._drain()
+        if self._death is None:
+            self._engine.post(HandBack("the worker stops"))
+        else:
+            log.critical("thread_died", exc_info=self._death)
+            for claim in self._station.publisher.open_claims():
+                self._station.publisher.release(claim.job_id, "the worker failed")
+        is_closed = self._station.publisher.wait_until_closed(_LAST_WORDS_S)
+        if not is_closed:
+            log.error("jobs_left", advice="other workers resume them when the lease has lapsed")
+        if self._death is not None:
+            return 1
+        self._engine.stop()
+        self._station.close()
+        log.info("stopped", worker_id=self.worker_id)
+        return 0 if is_closed else 1
+
+    def _drain(self) -> None:
+        """Let running jobs finish, for a while, or until a second signal."""
+        deadline = time.monotonic() + self._settings.drain_s
+        log.info("draining", jobs=self._station.publisher.num_open)
+        while self._station.publisher.num_open and self._signals < 2 and self._death is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                break
+            self._station.publisher.wait_until_closed(min(left, 0.1))
+
+    # What others ask and tell.
+
+    def _on_signal(self) -> None:
+        # Only a note: whatever the main thread is in the middle of goes on.
+        self._signals += 1
+        self._wake.set()
+
+    def _on_death(self, error: BaseException) -> None:
+        self._death = error
+        self._wake.set()
+
+    def _status(self) -> WorkerStatus:
+        figures = self._engine.loop.result().figures
+        return WorkerStatus(
+            worker_id=self.worker_id,
+            alias=self._settings.alias,
+            source=self._settings.model,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=self._started_at,
+            batch=figures.num_running,
+            waiting=figures.num_waiting,
+            tokens_per_s=figures.tokens_per_s(time.monotonic()),
+            cache_hit_share=figures.cache_hit_share,
+            draining=self._is_draining,
+        )
+
+    def _serve_health(self) -> HealthServer:
+        server = HealthServer(
+            self._settings.metrics_host,
+            self._settings.metrics_port or 0,
+            self._metrics.registry,
+            alive=self._what_is_dead,
+            ready=self._what_is_missing,
+        )
+        log.info("metrics", host=self._settings.metrics_host, port=server.port)
+        return server
+
+    def _what_is_dead(self) -> str | None:
+        if self._death is not None:
+            return f"a thread died: {self._death!r}"
+        loop = self._engine.loop.result()
+        idle_s = time.monotonic() - loop.figures.progress_s
+        if loop.num_jobs and idle_s > _STUCK_S:
+            return f"jobs run, but there was no step for {idle_s:.0f} s"
+        return None
+
+    def _what_is_missing(self) -> str | None:
+        if self._is_draining:
+            return "draining"
+        if self._station.lease_age_s > self._settings.lease_s:
+            return "Redis has not confirmed the lease in time"
+        return self._what_is_dead()
+
+
+def _signals_to(handler: Callable[[], None]) -> ExitStack:
+    """Return a context in which SIGTERM and SIGINT call *handler*."""
+    stack = ExitStack()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        before = signal.signal(number, lambda *_: handler())
+        stack.callback(signal.signal, number, before)
+    return stack

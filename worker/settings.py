@@ -1,0 +1,52 @@
+"""WorkerSettings: every knob of the worker, read once from flags and HEADWATER_* variables."""
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=64)]
+
+
+class WorkerSettings(BaseSettings):
+    """What a worker is told at its start. Arguments win over the environment."""
+
+    model_config = SettingsConfigDict(env_prefix="HEADWATER_", frozen=True, extra="forbid")
+
+    model: str
+    """Directory or hub name of the model; `demo` is the demo model."""
+    alias: Alias
+    """The name that jobs ask for."""
+    redis: str
+    """redis://, rediss:// or unix:// URL."""
+
+    max_batch: int = Field(default=32, ge=1, le=1024)
+    """Sequences that run at once."""
+    target_itl_ms: float = Field(default=400.0, gt=0)
+    """No running sequence waits longer for its next token because others prefill."""
+    prefill_chunk: int | None = Field(default=None, ge=1)
+    """Fixed prefill chunk in tokens; without it the chunk adapts to target_itl_ms."""
+    kv_budget_mb: int | None = Field(default=None, ge=1)
+    """Running keys and values plus prefix cache; without it a share of the device's memory."""
+    max_wait_s: float = Field(default=30.0, gt=0)
+    """No job is overtaken longer than this by later work of a higher class."""
+    cpu_threads: int | None = Field(default=None, ge=1)
+    """Threads of the BLAS on a CPU; without it all cores."""
+
+    lease_s: float = Field(default=15.0, ge=0.5)
+    """A worker that has not been heard of for this long has lost its jobs."""
+    drain_s: float = Field(default=30.0, ge=0)
+    """How long SIGTERM waits for running jobs before they are handed back."""
+    checkpoint_s: float = Field(default=5.0, gt=0)
+    """How often a `final` job publishes the tokens it has."""
+    stream_ttl_s: float = Field(default=3600.0, ge=1)
+    """How long a stream can be read after its end."""
+    publish_buffer_mb: int = Field(default=64, ge=1)
+    """Events that wait for Redis; when full, the engine slows down."""
+
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of /metrics, /healthz and /readyz; without it they are off, 0 picks a free one."""
+    metrics_host: str = "127.0.0.1"
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    log_json: bool | None = None
+    """JSON log lines; without it they are JSON unless standard error is a terminal."""
