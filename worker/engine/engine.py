@@ -98,6 +98,7 @@ class Engine:
         self._runner = runner
         self._sampler = sampler
         self._last = PendingStep((), None)
+        self._failed: set[Sequence] = set()
         self._num_steps = 0
 
     @property
@@ -113,12 +114,22 @@ class Engine:
     def attach(self, sequence: Sequence, prefix: Seq[Segment] = ()) -> None:
         """Give *sequence* a row that starts with *prefix*, adjacent segments from token 0."""
         self._runner.attach(sequence, prefix)
+        self._failed.discard(sequence)
         num_tokens = sum(segment.num_tokens for segment in prefix)
         sequence.num_cached_tokens = sequence.num_computed_tokens = num_tokens
 
     def detach(self, sequence: Sequence) -> None:
         """Drop a row, also while a launched step still reads it; without a row do nothing."""
         self._runner.detach(sequence)
+        self._failed.discard(sequence)
+
+    def has_failed(self, sequence: Sequence) -> bool:
+        """Whether a launch found that *sequence* can't be computed.
+
+        Its row is gone: there is nothing to extract, and launches pass it over. True from
+        that launch on, before its step is read, until detach() or a new attach().
+        """
+        return sequence in self._failed
 
     def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
         """Copy a row's tokens [start, end), or its state at *end*, behind what is launched."""
@@ -137,6 +148,9 @@ class Engine:
         that makes the forward raise is found by running each alone and reported by read().
         Raises EngineUnsound when the engine can't compute even a row of its own.
         """
+        if self._failed:
+            prefill = [scheduled for scheduled in prefill if not self.has_failed(scheduled[0])]
+            decode = [row for row in decode if not self.has_failed(row)]
         try:
             step = self._forward(prefill, decode)
         except Exception:  # a model may raise anything; see who is at fault
@@ -200,6 +214,7 @@ class Engine:
             except Exception as error:  # it is reported, and its row goes
                 failed.append(FailedRow(sequence, error))
                 self._runner.detach(sequence)
+                self._failed.add(sequence)
         if failed and not done:
             self._check_soundness(scheduled[0].sequence, failed[0].error)
         rows = tuple(row for step in done for row in step.rows)

@@ -182,6 +182,24 @@ def test_a_row_that_raises_in_decode_fails_alone_even_before_its_token_was_read(
         assert rows[index].output_token_ids == greedy_alone(model.inner, PROMPTS[index], 2)
 
 
+@pytest.mark.parametrize("runner_class", RUNNERS)
+def test_a_failed_row_is_passed_over_until_its_failure_has_been_read(runner_class) -> None:
+    model = PoisonedModel()
+    engine = engine_of(model, runner_class)
+    good, bad = attached(engine, [PROMPTS[0], [4, POISON]])
+    first = engine.launch(whole([good, bad]), [])
+    assert engine.has_failed(bad)
+
+    # The scheduler does not know yet, and plans the row once more.
+    second = engine.launch(whole([bad]), [good])
+
+    assert [failed.sequence for failed in first.read().failed] == [bad]
+    assert second.read().failed == []
+    assert good.output_token_ids == greedy_alone(model.inner, PROMPTS[0], 2)
+    engine.detach(bad)
+    assert not engine.has_failed(bad)
+
+
 def test_when_no_row_can_be_computed_the_engine_says_that_it_is_unsound() -> None:
     model = PoisonedModel()
     engine = engine_of(model)
