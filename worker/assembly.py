@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .admission import ModelLimits
 from .engine.engine import Engine
 from .engine.loading import LoadedModel
-from .engine.memory import default_budget_bytes, footprint_of
+from .engine.memory import default_budget_bytes, measure_row_cost
 from .engine.parity import choose_runner
 from .engine.runner import DeviceSegment
 from .engine.sampler import SAMPLER_VERSION, Sampler
@@ -13,7 +13,7 @@ from .job_opening import JobOpener
 from .loop import EventSink, GenerationLoop
 from .metrics import WorkerMetrics
 from .prefix_cache import PrefixCache
-from .scheduler import Scheduler, SchedulerSettings
+from .scheduler import Footprint, Scheduler, SchedulerSettings
 from .text import Vocabulary
 
 
@@ -43,7 +43,7 @@ def build_loop(
     policy = SchedulerSettings(
         max_batch=settings.max_batch,
         max_bytes=settings.kv_budget_bytes or default_budget_bytes(),
-        footprint=footprint_of(runner, loaded),
+        footprint=Footprint(**measure_row_cost(runner, loaded)._asdict()),
         target_itl_ms=settings.target_itl_ms,
         prefill_chunk=settings.prefill_chunk,
         max_wait_s=settings.max_wait_s,

@@ -1,12 +1,11 @@
 """How much memory keys and values may take, and what a row takes of it."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from headwater.schemas import GenerationJob
 
-from ..scheduler import Footprint
 from ..sequence import Sequence
 from .loading import LoadedModel
 from .runner import ModelRunner
@@ -40,11 +39,21 @@ def _available_bytes() -> int | None:
     return None if line is None else int(line.split()[1]) * 1024
 
 
-def footprint_of(runner: ModelRunner, loaded: LoadedModel) -> Footprint:
-    """Measure what rows take, by two short ones."""
+class RowCost(NamedTuple):
+    """What rows take in memory."""
+
+    bytes_per_token: int
+    bytes_per_row: int
+    """Whatever the row's length: recurrent states, windows."""
+    bytes_per_prefill_token: int
+    """Activations, while a forward runs."""
+
+
+def measure_row_cost(runner: ModelRunner, loaded: LoadedModel) -> RowCost:
+    """Measure two short rows."""
     short, long = (_row_nbytes(runner, num_tokens) for num_tokens in _PROBE_TOKENS)
     per_token = (long - short) // (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
-    return Footprint(
+    return RowCost(
         bytes_per_token=per_token,
         bytes_per_row=max(0, short - per_token * _PROBE_TOKENS[0]),
         bytes_per_prefill_token=_activation_nbytes(loaded.config),
