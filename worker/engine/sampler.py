@@ -32,7 +32,8 @@ class Sampler:
 
     def __init__(self, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
         self._vocabulary_size = vocabulary_size
-        self._eos_token_ids = frozenset(eos_token_ids)
+        # Configs name end tokens that an unpadded output layer does not have.
+        self._eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocabulary_size)
         self._batch = _BatchParameters((), vocabulary_size, self._eos_token_ids)
 
     def sample(self, logits: mx.array, rows: Seq[Sequence]) -> mx.array:

@@ -225,13 +225,18 @@ def test_a_row_with_non_finite_logits_fails_alone(model) -> None:
     engine = engine_of(model)
     rows = attached(engine, [PROMPTS[0], [3, POISON], PROMPTS[1]])
 
-    result = engine.launch(whole(rows), []).read()
+    step = engine.launch(whole(rows), [])
+    following = engine.launch([], rows)
+    result = step.read()
 
     (failed,) = result.failed
     assert failed.sequence is rows[1]
+    rows[1].status = SequenceStatus.FINISHED
+    assert [output.sequence for output in following.read().outputs] == [rows[0], rows[2]]
     assert isinstance(failed.error, NonFiniteLogits)
     assert rows[1].output_token_ids == []
-    assert rows[0].output_token_ids == greedy_alone(model, PROMPTS[0], 1)
+    assert rows[0].output_token_ids == greedy_alone(model, PROMPTS[0], 2)
+    assert rows[2].output_token_ids == greedy_alone(model, PROMPTS[1], 2)
 
 
 def test_a_step_is_read_once(model) -> None:

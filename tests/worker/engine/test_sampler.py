@@ -198,6 +198,13 @@ def test_a_row_that_ignores_the_end_may_get_it_at_any_time() -> None:
     assert sample(logits, [row(0, min_tokens=3, ignore_eos=True)]) == [EOS]
 
 
+def test_an_end_token_beyond_the_vocabulary_is_no_token_to_mask() -> None:
+    logits = random_logits(1)
+    sampler = Sampler(VOCABULARY_SIZE, [EOS, VOCABULARY_SIZE + 5])
+    best = mx.argmax(logits, axis=-1).tolist()
+    assert sampler.sample(logits, [row(0, min_tokens=3)]).tolist() == best
+
+
 def test_min_tokens_of_one_row_leaves_the_others_alone() -> None:
     logits = mx.broadcast_to(
         mx.zeros((1, VOCABULARY_SIZE)).at[0, EOS].add(50), (3, VOCABULARY_SIZE)
