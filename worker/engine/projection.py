@@ -29,7 +29,11 @@ class Projection:
 
     def __init__(self, model: Module) -> None:
         self._layer = _output_layer(model)
-        if self._layer is not None and not self._is_right(model):
+        if self._layer is None:
+            return
+        if self._layer.is_selection_right is None:  # nobody has tried this model yet
+            self._layer.is_selection_right = self._is_right(model)
+        if not self._layer.is_selection_right:
             self._layer = None
 
     @property
@@ -81,7 +85,7 @@ def _output_layer(model: Module) -> Any:
         # that it knows (quantized, adapted), and the weights keep their names.
         method = "__call__" if heads else "as_linear"
         layer.__class__ = _selective(type(layer), method)
-        layer.selection = None
+        layer.selection = layer.is_selection_right = None
     return layer
 
 
