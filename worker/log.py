@@ -26,5 +26,4 @@ def configure(level: str = "info", *, json: bool | None = None, file: TextIO | N
             logging.getLevelNamesMapping()[level.upper()]
         ),
         logger_factory=structlog.WriteLoggerFactory(file=file),
-        cache_logger_on_first_use=True,
     )

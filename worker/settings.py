@@ -11,14 +11,16 @@ Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length
 class WorkerSettings(BaseSettings):
     """What a worker is told at its start. Arguments win over the environment."""
 
-    model_config = SettingsConfigDict(env_prefix="HEADWATER_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="HEADWATER_", frozen=True, extra="forbid", use_attribute_docstrings=True
+    )
 
     model: str
     """Directory or hub name of the model; `demo` is the demo model."""
     alias: Alias
-    """The name that jobs ask for."""
+    """The name that jobs ask for; the command line makes it of the model's name."""
     redis: str
-    """redis://, rediss:// or unix:// URL."""
+    """redis://, rediss:// or unix:// URL; the command line can start an embedded server."""
 
     max_batch: int = Field(default=32, ge=1, le=1024)
     """Sequences that run at once."""
@@ -47,6 +49,19 @@ class WorkerSettings(BaseSettings):
     metrics_port: int | None = Field(default=None, ge=0, le=65535)
     """Port of /metrics, /healthz and /readyz; without it they are off, 0 picks a free one."""
     metrics_host: str = "127.0.0.1"
+    """Address that these listen on."""
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    """debug, info, warning or error; prompts and texts appear at debug only, if at all."""
     log_json: bool | None = None
     """JSON log lines; without it they are JSON unless standard error is a terminal."""
+
+
+def settings_table() -> str:
+    """Return the table of all settings for the README, one row a line."""
+    rows = ["| variable | default | meaning |", "| --- | --- | --- |"]
+    for name, field in WorkerSettings.model_fields.items():
+        default = "required" if field.is_required() else field.default
+        shown = "" if default is None else f"`{default}`"
+        meaning = " ".join((field.description or "").split())
+        rows.append(f"| `HEADWATER_{name.upper()}` | {shown} | {meaning} |")
+    return "\n".join(rows)
