@@ -27,11 +27,12 @@ def worker(
     ] = "demo",
     redis: RedisOption = None,
     alias: Annotated[
-        str | None, typer.Option(
+        str | None,
+        typer.Option(
             "--alias",
             envvar="HEADWATER_ALIAS",
             help="The name that jobs ask for; default: the model's own name.",
-        )
+        ),
     ] = None,
     max_batch: Annotated[int | None, _flag("--max-batch", "Sequences at once (32).")] = None,
     target_itl_ms: Annotated[
