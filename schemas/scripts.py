@@ -71,17 +71,19 @@ return id
 
 APPEND = """
 -- KEYS: stream. ARGV: entry id, stream's time to live in ms, then the fields.
-local added = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', ARGV[1], unpack(ARGV, 3))
-if not added then return {'gone', ''} end
-if type(added) == 'table' and added.err then
-  if not string.find(added.err, 'equal or smaller', 1, true) then return added end
-  local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-  return {'rejected', last and last[1] or ''}
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+if not last then return {'gone', ''} end
+-- Only on its predecessor: a server that lost confirmed entries must not get a gap.
+local attempt, seq = string.match(ARGV[1], '^(%d+)-(%d+)$')
+if last[1] ~= attempt .. '-' .. string.format('%d', tonumber(seq) - 1) then
+  return {'rejected', last[1]}
 end
+local added = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', ARGV[1], unpack(ARGV, 3))
+if type(added) == 'table' and added.err then return added end
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return {'written', added}
 """
-"""Adds an entry under an id of the writer's, to a stream that exists."""
+"""Adds an entry under an id of the writer's, right after the one numbered before it."""
 
 
 class ScriptCall(NamedTuple):

@@ -87,9 +87,14 @@ class Outbox:
         return self.claim.job_id
 
     @property
-    def last_acknowledged_id(self) -> EntryId:
-        """The id that the stream's last entry should have when nothing is on its way."""
-        return self.acknowledged[-1].id if self.acknowledged else EntryId(self.attempt, 0)
+    def newest_seq(self) -> int:
+        """The highest number that this attempt can have in the stream; its last entry's, if any."""
+        return self.next_seq if self.last is not None else self.next_seq - 1
+
+    def void(self) -> None:
+        """Tell readers to drop what they have; what waits to be told is void, too."""
+        self.restart = True
+        self.pending.clear()
 
     def next_entry(self, worker_id: str, sampler_version: int) -> Entry | None:
         """Return the entry to send now: the unacknowledged one again, or a new one.
@@ -118,12 +123,18 @@ class Outbox:
         return [entry for entry in self.acknowledged if entry.id > last_id]
 
     def begin_anew(self, attempt: int) -> None:
-        """Start over under another attempt, whose fence voids the stream: all is to be told."""
+        """Start over under another attempt: all is to be told, as a part of the stream is lost.
+
+        What readers have of it already, they drop by its position.
+        """
+        sent = [*self.acknowledged, *([self.unacknowledged] if self.unacknowledged else [])]
+        told, rest = PartLog() if self.restart else self.told, self.pending
+        # Where the lost part voided what came before it, that has to be said again.
+        self.restart = self.restart or any(isinstance(entry.event, Restarted) for entry in sent)
         self.attempt = attempt
         self.next_seq = 1
         self.unacknowledged = None
         self.acknowledged.clear()
-        told, rest = self.told, self.pending
         self.told, self.pending = PartLog(), PartLog(told.merged())
         self.pending.add(rest.merged())
 

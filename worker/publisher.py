@@ -2,19 +2,20 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
-from headwater.schemas import DeltaPart, End, Released, Started
+from headwater.schemas import DeltaPart, End, EntryId, Released, SchemaError, Started
 from redis import Redis
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from .booking.finalize import Closing, Finalizer
 from .booking.rq_jobs import RQBook, RunningJob
 from .messages import Claim, Drop
-from .outbox import Entry, Outbox
-from .redis_client import is_passing
+from .outbox import Entry, LastEntry, Outbox
+from .redis_client import TakesNoWrites, is_passing
 from .streams import Appended, Begun, JobStreams
 
 log = structlog.get_logger()
@@ -88,6 +89,11 @@ class Publisher:
         with self._lock:
             return [box.claim for box in self._outboxes.values() if box.last is None]
 
+    def claims(self) -> list[Claim]:
+        """Return all claims whose last entry is not written."""
+        with self._lock:
+            return [box.claim for box in self._outboxes.values()]
+
     def open(self, claim: Claim) -> None:
         """Take a job in, before the engine hears of it."""
         with self._lock:
@@ -109,7 +115,7 @@ class Publisher:
         with self._lock:
             outbox = self._outboxes.get(job_id)
             if outbox is not None:
-                outbox.restart = True
+                outbox.void()
                 self._wake()
 
     def end(self, job_id: str, end: End) -> None:
@@ -197,9 +203,10 @@ class Publisher:
         triples = [(box.job_id, entry.id, entry.event) for box, entry in entries]
         outcomes = self._streams.append_all(triples, self._settings.running_ttl_ms)
         for (box, _), outcome in zip(entries, outcomes, strict=True):
-            self._appended(box, outcome)
+            with self._alone(box):
+                self._appended(box, outcome)
         if Appended.LATER in outcomes:
-            self._back_off(RedisError("the server takes no writes now"))
+            raise TakesNoWrites("the server takes no writes now")
 
     def _next_entry(self, outbox: Outbox) -> Entry | None:
         return outbox.next_entry(self._settings.worker_id, self._settings.sampler_version)
@@ -210,11 +217,11 @@ class Publisher:
                 outbox.acknowledge()
                 if outbox.pending or outbox.last is not None:
                     self._has_news = True
-        elif outcome is Appended.FENCED:
-            self._lose(outbox, "fenced")
         elif outcome is Appended.GONE:
             self._begin_anew(outbox)
-        elif outcome is Appended.BEHIND:
+        elif outcome is Appended.BROKEN:
+            self._lose(outbox, "its stream is broken")
+        elif outcome is not Appended.LATER:
             self._check(outbox)
 
     def _close_jobs(self) -> None:
@@ -222,15 +229,29 @@ class Publisher:
             boxes = list(self._outboxes.values())
             due = [(box, entry) for box in boxes if (entry := box.last_entry())]
         for outbox, entry in due:
-            closing = self._finalizer.close(self._running(outbox), entry.id, entry.event)
-            if closing is Closing.DONE:
-                self.forget(outbox.job_id)
-            elif closing is Closing.NOT_OURS:
-                self._lose(outbox, "ended by another")
-            elif closing is Closing.GONE:
-                self._begin_anew(outbox)
-            else:
-                self._check(outbox)
+            with self._alone(outbox):
+                self._close(outbox, entry)
+
+    def _close(self, outbox: Outbox, entry: LastEntry) -> None:
+        closing = self._finalizer.close(self._running(outbox), entry.id, entry.event)
+        if closing is Closing.DONE:
+            self.forget(outbox.job_id)
+        elif closing is Closing.NOT_OURS:
+            self._lose(outbox, "ended by another")
+        elif closing is Closing.GONE:
+            self._begin_anew(outbox)
+        else:
+            self._check(outbox)
+
+    @contextmanager
+    def _alone(self, outbox: Outbox) -> Iterator[None]:
+        """What is wrong with one job's keys costs that job, not the others."""
+        try:
+            yield
+        except (ResponseError, SchemaError) as error:
+            if isinstance(error, RedisError) and is_passing(error):
+                raise
+            self._lose(outbox, str(error))
 
     def _lose(self, outbox: Outbox, reason: str) -> None:
         log.warning("job_lost", job_id=outbox.job_id, attempt=outbox.attempt, reason=reason)
@@ -240,24 +261,34 @@ class Publisher:
     def _check_all(self) -> None:
         """After the server was away: send again what it has lost of what it had confirmed."""
         for outbox in list(self._outboxes.values()):
-            self._check(outbox)
+            with self._alone(outbox):
+                self._check(outbox)
         self._needs_check = False
 
     def _check(self, outbox: Outbox) -> None:
-        last_id = self._streams.last_id(outbox.job_id)
-        if last_id is None or last_id.attempt < outbox.attempt:
+        tip = self._streams.tip(outbox.job_id)
+        if tip is None or tip.id.attempt < outbox.attempt:
             # The stream, or our fence in it, is lost.
             self._begin_anew(outbox)
-        elif last_id.attempt > outbox.attempt:
-            self._lose(outbox, "fenced")
-        elif last_id.seq >= outbox.next_seq:
+        elif tip.id.attempt > outbox.attempt:
+            if tip.execution_id == outbox.claim.execution_id:
+                # We began anew and did not hear of it.
+                self._begin_anew(outbox)
+            else:
+                self._lose(outbox, "fenced")
+        elif tip.id.seq > outbox.newest_seq:
             self._lose(outbox, "somebody else writes under our attempt")
         else:
-            for entry in outbox.rewind(last_id):
-                triple = (outbox.job_id, entry.id, entry.event)
-                self._streams.append_all([triple], self._settings.running_ttl_ms)
-            with self._lock:
-                self._wake()
+            self._resend(outbox, tip.id)
+
+    def _resend(self, outbox: Outbox, last_id: EntryId) -> None:
+        for entry in outbox.rewind(last_id):
+            triple = (outbox.job_id, entry.id, entry.event)
+            outcomes = self._streams.append_all([triple], self._settings.running_ttl_ms)
+            if Appended.LATER in outcomes:
+                raise TakesNoWrites("the server takes no writes now")
+        with self._lock:
+            self._wake()
 
     def _begin_anew(self, outbox: Outbox) -> None:
         """Open another attempt that tells all there is to tell; readers drop what they have."""

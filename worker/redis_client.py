@@ -1,5 +1,7 @@
 """The worker's Redis clients: one connection a thread, nothing resent behind our back."""
 
+import re
+
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import (
@@ -19,14 +21,22 @@ from redis.retry import Retry
 
 _SOCKET_TIMEOUT_S = 5.0
 
+
+class TakesNoWrites(RedisError):
+    """The server answers, and refuses what changes anything: full, loading, or a replica."""
+
+
 _PASSING_ERRORS = (
+    TakesNoWrites,
     RedisConnectionError,
     RedisTimeoutError,
     BusyLoadingError,
     ReadOnlyError,
     OutOfMemoryError,
 )
-_PASSING_CODES = ("MISCONF", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "LOADING")
+_PASSING_CODES = re.compile(
+    r"\b(MISCONF|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|LOADING|READONLY|OOM|BUSY)\b"
+)
 
 
 def connect(url: str) -> Redis:
@@ -49,4 +59,5 @@ def is_passing(error: RedisError) -> bool:
     """Whether the same command may succeed later: an outage, not a fault of ours."""
     if isinstance(error, _PASSING_ERRORS):
         return True
-    return isinstance(error, ResponseError) and str(error).startswith(_PASSING_CODES)
+    # In a pipeline the client writes the command's number before the server's code.
+    return isinstance(error, ResponseError) and bool(_PASSING_CODES.search(str(error)))

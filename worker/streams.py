@@ -50,7 +50,9 @@ class Appended(Enum):
     LATER = auto()
     """The server can't now: the same entry again, later."""
     BEHIND = auto()
-    """The stream does not hold what this attempt wrote before."""
+    """The stream does not end with this attempt's entry before it."""
+    BROKEN = auto()
+    """The key holds something that is no stream."""
 
 
 class History(NamedTuple):
@@ -62,6 +64,25 @@ class History(NamedTuple):
     first_started_ms: int
     strikes: int
     """Attempts in a row, before this one, that died without a new token."""
+
+
+class Tip(NamedTuple):
+    """The last entry of a stream, whoever wrote it."""
+
+    id: EntryId
+    is_end: bool
+    execution_id: str | None
+    """Of the claimant whose fence it is."""
+
+
+def read_tip(redis: Any, stream: str) -> Tip | None:
+    """Read a stream's last entry; on a watching pipeline, at once."""
+    found = redis.xrevrange(stream, count=1)
+    if not found:
+        return None
+    entry_id, fields = found[0]
+    execution = fields.get(b"execution")
+    return Tip(EntryId.parse(entry_id), b"end" in fields, execution.decode() if execution else None)
 
 
 class JobStreams:
@@ -92,10 +113,9 @@ class JobStreams:
         found: Any = self.redis.xrange(keys.stream_key(job_id))
         return [decode_entry(entry_id, fields) for entry_id, fields in found]
 
-    def last_id(self, job_id: str) -> EntryId | None:
-        """Return the id of the last entry; None when there is no stream."""
-        found: Any = self.redis.xrevrange(keys.stream_key(job_id), count=1)
-        return EntryId.parse(found[0][0]) if found else None
+    def tip(self, job_id: str) -> Tip | None:
+        """Return what the last entry is; None when there is no stream."""
+        return read_tip(self.redis, keys.stream_key(job_id))
 
     def append_all(self, entries: list[tuple[str, EntryId, Event]], ttl_ms: int) -> list[Appended]:
         """Append one entry each to several streams, (job id, entry id, event), in one trip.
@@ -148,9 +168,8 @@ def history_of(entries: list[StreamEntry], attempt: int) -> History:
 
 def _appended(entry_id: EntryId, reply: Any) -> Appended:
     if isinstance(reply, RedisError):
-        if is_passing(reply):
-            return Appended.LATER
-        raise reply
+        # What is wrong with one job must not end the others.
+        return Appended.LATER if is_passing(reply) else Appended.BROKEN
     kind, last = reply
     if kind == b"written":
         return Appended.WRITTEN

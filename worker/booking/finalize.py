@@ -7,15 +7,12 @@ from enum import Enum, auto
 from typing import Any
 
 from headwater.schemas import (
-    END_TYPES,
     Cancelled,
     End,
     EntryId,
     Failed,
     Finished,
     Released,
-    StreamEntry,
-    decode_entry,
     encode_fields,
     keys,
 )
@@ -23,6 +20,7 @@ from redis import Redis
 from redis.exceptions import WatchError
 from rq.job import JobStatus
 
+from ..streams import Tip, read_tip
 from .rq_jobs import JobRecord, RQBook, RunningJob, job_keys, read_record
 
 
@@ -55,8 +53,7 @@ class Finalizer:
         with self._redis.pipeline() as pipeline:
             while True:
                 pipeline.watch(names.job, stream)
-                last = _last_entry(pipeline, stream)
-                verdict = _judge(last, entry_id)
+                verdict = _judge(read_tip(pipeline, stream), entry_id)
                 if verdict is not None:
                     return verdict
                 record = read_record(pipeline, running)
@@ -106,18 +103,13 @@ def record_end(book: RQBook, pipeline: Any, running: RunningJob, event: End) -> 
         book.fail(pipeline, running, reason)
 
 
-def _last_entry(pipeline: Any, stream: str) -> StreamEntry | None:
-    found = pipeline.xrevrange(stream, count=1)
-    return decode_entry(*found[0]) if found else None
-
-
-def _judge(last: StreamEntry | None, entry_id: EntryId) -> Closing | None:
+def _judge(last: Tip | None, entry_id: EntryId) -> Closing | None:
     """Return what the stream alone decides; None when the entry may be written."""
     if last is None:
         return Closing.GONE
     if last.id == entry_id:
         return Closing.DONE
-    if isinstance(last.event, END_TYPES) or last.id.attempt > entry_id.attempt:
+    if last.is_end or last.id.attempt > entry_id.attempt:
         return Closing.NOT_OURS
     if last.id != EntryId(entry_id.attempt, entry_id.seq - 1):
         return Closing.BEHIND

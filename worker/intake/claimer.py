@@ -18,7 +18,7 @@ from headwater.schemas import (
     limits,
 )
 from redis import Redis
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import RedisError, ResponseError, WatchError
 from rq.job import JobStatus
 
 from ..booking.finalize import Finalizer, record_end
@@ -73,7 +73,15 @@ class Claimer:
         if not _JOB_ID.fullmatch(job_id):
             self._quarantine(queue_name, found, "its id is none of ours")
             return 0
-        started = self._start(job_id, queue_name)
+        try:
+            started = self._start(job_id, queue_name)
+        except ResponseError as error:
+            if is_passing(error):
+                raise
+            # Its key holds something that is no hash: RQ has nothing to be told of.
+            self._close_stream(job_id, f"RQ's record is broken: {error}")
+            self._quarantine(queue_name, found, str(error))
+            return 0
         if started is None:
             return 0
         self._settle(started, accept)
@@ -144,12 +152,20 @@ class Claimer:
 
     def _refuse(self, job_id: str, queue_name: str, reason: str) -> None:
         """End a job that cannot be read, for its readers first; then in RQ."""
-        end = Failed(code="malformed_job", message=reason)
-        self._streams.close(job_id, end, self._settings.stream_ttl_ms)
+        self._close_stream(job_id, reason)
         with self._redis.pipeline() as pipeline:
             self._book.fail(pipeline, RunningJob(job_id, queue_name, "", ""), reason)
             pipeline.execute()
         self._quarantine(queue_name, job_id.encode(), reason)
+
+    def _close_stream(self, job_id: str, reason: str) -> None:
+        end = Failed(code="malformed_job", message=reason)
+        try:
+            self._streams.close(job_id, end, self._settings.stream_ttl_ms)
+        except (ResponseError, SchemaError) as error:
+            if isinstance(error, RedisError) and is_passing(error):
+                raise
+            log.warning("stream_broken", job_id=job_id, error=str(error))
 
     def _quarantine(self, queue_name: str, job_id: bytes, reason: str) -> None:
         log.warning("quarantined", job_id=job_id[:200], queue=queue_name, reason=reason)
@@ -169,9 +185,24 @@ class Claimer:
         except RedisError as error:
             if is_passing(error):
                 self._unsettled.append(started)
-            raise
+                raise
+            self._give_up(started, error)
+            return
+        except SchemaError as error:
+            self._give_up(started, error)
+            return
         if claim is not None:
             accept(claim)
+
+    def _give_up(self, started: StartedJob, error: Exception) -> None:
+        """End a job whose stream or counter holds what none of us wrote."""
+        job_id, queue_name = started.running.job_id, started.running.queue_name
+        reason = f"the job's stream is broken: {error}"
+        self._close_stream(job_id, reason)
+        with self._redis.pipeline() as pipeline:
+            self._book.fail(pipeline, started.running, reason)
+            pipeline.execute()
+        self._quarantine(queue_name, job_id.encode(), reason)
 
     def _begin(self, started: StartedJob) -> Claim | None:
         """Open the attempt; None where the job ends here and now."""

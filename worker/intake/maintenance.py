@@ -6,19 +6,21 @@ own that checks the job again, so two that try the same do it once.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
-from headwater.schemas import END_TYPES, decode_entry, keys
+from headwater.schemas import END_TYPES, SchemaError, decode_entry, keys
 from redis import Redis
-from redis.exceptions import RedisError, WatchError
+from redis.exceptions import RedisError, ResponseError, WatchError
 from rq.executions import Execution
 from rq.job import JobStatus
 from rq.registry import FailedJobRegistry
 
 from ..booking.finalize import record_end
 from ..booking.rq_jobs import RQBook, RunningJob, job_keys
+from ..messages import Claim
 from ..redis_client import is_passing
 from .settings import IntakeSettings
 
@@ -37,18 +39,22 @@ class Maintenance:
         book: RQBook,
         settings: IntakeSettings,
         *,
+        claims: Callable[[], Iterable[Claim]],
         on_death: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
         self._book = book
         self._settings = settings
+        self._claims = claims
         self._on_death = on_death
         self._clock = clock
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._between_since: dict[tuple[str, str], float] = {}
         """When an id was first seen between its queue and an execution."""
+        self._unclaimed_since: dict[RunningJob, float] = {}
+        """When an execution of ours was first seen that no claim belongs to."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -64,12 +70,14 @@ class Maintenance:
         members: Any = self._redis.smembers(keys.active_queues_key(self._settings.model))
         names = sorted(member.decode("utf-8", "replace") for member in members)
         between: dict[tuple[str, str], float] = {}
+        unclaimed: dict[RunningJob, float] = {}
         for name in names:
-            self._recover_running(name)
+            unclaimed |= self._recover_running(name)
             between |= self._recover_between(name)
             self._recover_abandoned(name)
             self._retire(name)
         self._between_since = between
+        self._unclaimed_since = unclaimed
 
     def _run(self) -> None:
         try:
@@ -79,18 +87,40 @@ class Maintenance:
                 except RedisError as error:
                     if not is_passing(error):
                         raise
+                    # What was seen before an outage says nothing after it.
+                    self._unclaimed_since.clear()
                     log.warning("maintenance_failed", error=str(error))
         except BaseException as error:
             # Without this thread nobody may ever find a dead worker's jobs.
             self._on_death(error)
             raise
 
-    # Executions whose worker is dead.
+    # Executions that nobody works on.
 
-    def _recover_running(self, queue_name: str) -> None:
+    def _recover_running(self, queue_name: str) -> dict[RunningJob, float]:
+        """Put them right; return those of ours without a claim, and since when."""
+        claimed = {claim.execution_id for claim in self._claims()}
+        now = self._clock()
+        since: dict[RunningJob, float] = {}
         for running in self._executions(queue_name):
-            if not self._redis.exists(keys.worker_key(running.worker_id)):
-                self._requeue(running)
+            is_ours = running.worker_id == self._settings.worker_id
+            if is_ours and running.execution_id not in claimed:
+                # Just started or about to end; or dropped, while nobody else took it.
+                since[running] = self._unclaimed_since.get(running, now)
+            is_given_up = now - since.get(running, now) >= self._settings.lease_s
+            with self._alone(running.job_id):
+                self._settle(running, is_given_up=is_given_up)
+        return since
+
+    @contextmanager
+    def _alone(self, job_id: str) -> Iterator[None]:
+        """What is wrong with one job's keys must not keep us from the others."""
+        try:
+            yield
+        except (ResponseError, SchemaError) as error:
+            if isinstance(error, RedisError) and is_passing(error):
+                raise
+            log.warning("unrecoverable", job_id=job_id, error=str(error))
 
     def _executions(self, queue_name: str) -> Iterator[RunningJob]:
         members: Any = self._redis.zrange(job_keys("", queue_name).started, 0, -1)
@@ -101,7 +131,8 @@ class Maintenance:
             # An execution whose hash is gone has no worker either.
             yield RunningJob(job_id, queue_name, execution_id, worker.decode() if worker else "-")
 
-    def _requeue(self, running: RunningJob) -> None:
+    def _settle(self, running: RunningJob, *, is_given_up: bool) -> None:
+        """Record an end that RQ does not know of; queue again what its worker will not end."""
         names = job_keys(running.job_id, running.queue_name)
         pipeline: Any  # redis-py leaves half of it untyped
         with self._redis.pipeline() as pipeline:
@@ -112,9 +143,12 @@ class Maintenance:
             is_executing = pipeline.zscore(
                 names.started, f"{running.job_id}:{running.execution_id}"
             )
-            if is_executing is None or pipeline.exists(worker_key):
-                return
             end = self._end_of(pipeline, running.job_id)
+            is_worked_on = pipeline.exists(worker_key) and not is_given_up
+            # An end and its record are one transaction: where only the end is there, it came
+            # from somebody else, and the worker will not write another.
+            if is_executing is None or (is_worked_on and end is None):
+                return
             pipeline.multi()
             if end is not None and status == JobStatus.STARTED.value.encode():
                 record_end(self._book, pipeline, running, end)
@@ -139,7 +173,8 @@ class Maintenance:
             if now - first < self._settings.lease_s:
                 since[queue_name, job_id] = first
             else:
-                self._put_back(raw, job_id, queue_name)
+                with self._alone(job_id):
+                    self._put_back(raw, job_id, queue_name)
         return since
 
     def _put_back(self, raw: bytes, job_id: str, queue_name: str) -> None:
@@ -164,19 +199,24 @@ class Maintenance:
         for raw in found:
             job_id = raw.decode("utf-8", "replace")
             running = RunningJob(job_id, queue_name, "", "")
-            names = job_keys(job_id, queue_name)
-            pipeline: Any  # redis-py leaves half of it untyped
-            with self._redis.pipeline() as pipeline:
-                pipeline.watch(names.job, keys.stream_key(job_id))
-                is_failed = pipeline.hget(names.job, "status") == JobStatus.FAILED.value.encode()
-                has_stream = bool(pipeline.exists(keys.stream_key(job_id)))
-                if not is_failed or not has_stream or self._end_of(pipeline, job_id) is not None:
-                    continue
-                pipeline.multi()
-                pipeline.zrem(registry.key, raw)
-                self._book.requeue(pipeline, running)
-                if self._executed(pipeline):
-                    log.warning("requeued", job_id=job_id, reason="RQ took it for abandoned")
+            with self._alone(job_id):
+                self._queue_again(running, registry.key)
+
+    def _queue_again(self, running: RunningJob, registry_key: str) -> None:
+        job_id = running.job_id
+        names = job_keys(job_id, running.queue_name)
+        pipeline: Any  # redis-py leaves half of it untyped
+        with self._redis.pipeline() as pipeline:
+            pipeline.watch(names.job, keys.stream_key(job_id))
+            is_failed = pipeline.hget(names.job, "status") == JobStatus.FAILED.value.encode()
+            has_stream = bool(pipeline.exists(keys.stream_key(job_id)))
+            if not is_failed or not has_stream or self._end_of(pipeline, job_id) is not None:
+                return
+            pipeline.multi()
+            pipeline.zrem(registry_key, job_id)
+            self._book.requeue(pipeline, running)
+            if self._executed(pipeline):
+                log.warning("requeued", job_id=job_id, reason="RQ took it for abandoned")
 
     # Queues without work.
 

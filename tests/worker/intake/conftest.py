@@ -82,7 +82,11 @@ class Station:
             on_death=self.deaths.append,
         )
         self.maintenance = Maintenance(
-            connect(self.url), self.book, self.settings, on_death=self.deaths.append
+            connect(self.url),
+            self.book,
+            self.settings,
+            claims=self.publisher.claims,
+            on_death=self.deaths.append,
         )
         registration = Registration(
             connect(self.url), self.worker_id, ["m.normal.default"], LEASE_S

@@ -331,7 +331,6 @@ def test_entries_that_a_fail_over_took_back_are_sent_again(
             pipeline.xadd(keys.stream_key(job_id), fields, id=entry_id)
         pipeline.execute()
 
-    worker.publisher._needs_check = True
     worker.publisher.delta(job_id, [part(3, 3)])
     worker.publisher.end(job_id, FINISHED)
     assert worker.publisher.wait_until_closed(10)
