@@ -1,5 +1,6 @@
 """RQ's bookkeeping of one job, written into transactions of ours with RQ's own keys."""
 
+import time
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class RQBook:
     def finish(self, pipeline: Any, running: RunningJob) -> None:
         """Record success. The text is in the stream, not in RQ's result."""
         job = self._end(pipeline, running, JobStatus.FINISHED)
-        FinishedJobRegistry(job.origin, self._redis).add(job, self._retention_s, pipeline)
+        self._register(pipeline, FinishedJobRegistry(job.origin, self._redis), job)
         Result.create(
             job, Result.Type.SUCCESSFUL, self._retention_s, return_value=None, pipeline=pipeline
         )
@@ -98,18 +99,13 @@ class RQBook:
     def fail(self, pipeline: Any, running: RunningJob, reason: str) -> None:
         """Record failure."""
         job = self._end(pipeline, running, JobStatus.FAILED)
-        # Its own add() would save the job, whose hash holds more than we know here.
-        registry = FailedJobRegistry(job.origin, self._redis)
-        BaseRegistry.add(registry, job, self._retention_s, pipeline)
+        self._register(pipeline, FailedJobRegistry(job.origin, self._redis), job)
         Result.create_failure(job, self._retention_s, exc_string=reason, pipeline=pipeline)
 
     def cancel(self, pipeline: Any, running: RunningJob) -> None:
         """Record cancellation."""
         job = self._end(pipeline, running, JobStatus.CANCELED)
-        registry = CanceledJobRegistry(job.origin, self._redis)
-        registry.add(job, ttl=self._retention_s, pipeline=pipeline)
-        # RQ never sweeps this registry.
-        pipeline.expire(registry.key, self._retention_s)
+        self._register(pipeline, CanceledJobRegistry(job.origin, self._redis), job)
 
     def requeue(self, pipeline: Any, running: RunningJob) -> None:
         """Put the job back to the front of its queue."""
@@ -148,6 +144,13 @@ class RQBook:
         pipeline.hset(job.key, mapping=fields)
         pipeline.expire(job.key, self._retention_s)
         return job
+
+    def _register(self, pipeline: Any, registry: BaseRegistry, job: Job) -> None:
+        # FailedJobRegistry's own add() would save the job, whose hash holds more than we know.
+        BaseRegistry.add(registry, job, self._retention_s, pipeline)
+        # RQ sweeps some registries when it looks at them, the cancelled ones never.
+        pipeline.zremrangebyscore(registry.key, 0, int(time.time()))
+        pipeline.expire(registry.key, self._retention_s)
 
     def _job(self, job_id: str, queue_name: str) -> Job:
         job = Job(job_id, connection=self._redis, serializer=OrjsonSerializer)

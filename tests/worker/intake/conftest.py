@@ -18,6 +18,7 @@ from headwater.schemas import (
     Timings,
     Usage,
     WorkerStatus,
+    keys,
 )
 from headwater.worker.booking.rq_jobs import RQBook
 from headwater.worker.intake.heartbeat import Heartbeat
@@ -28,7 +29,9 @@ from headwater.worker.intake.settings import IntakeSettings
 from headwater.worker.messages import Admit, Claim, Message
 from headwater.worker.publisher import Publisher, PublisherSettings
 from headwater.worker.redis_client import connect
+from headwater.worker.streams import JobStreams
 from redis import Redis
+from rq import Queue
 
 LEASE_S = 1.0
 FINISHED = Finished(
@@ -142,6 +145,49 @@ def submit(redis: Redis) -> Callable[..., str]:
         return producer.submit(job)
 
     return submit_one
+
+
+QUEUE = "m.normal.default"
+Stations = Callable[..., Station]
+Submit = Callable[..., str]
+
+
+def types_of(redis: Redis, job_id: str) -> list[str]:
+    return [entry.event.type for entry in JobStreams(redis).read(job_id)]
+
+
+def text_of(redis: Redis, job_id: str) -> str:
+    reader = Producer(redis)
+    spans = [span for item in reader.tail(job_id) for span in getattr(item, "text", ())]
+    return "".join(span.text for span in spans)
+
+
+def status_of(redis: Redis, job_id: str) -> str:
+    return (redis.hget(f"rq:job:{job_id}", "status") or b"").decode()
+
+
+def rq_counts(redis: Redis) -> dict[str, int]:
+    """What `rq info` shows."""
+    queue = Queue(QUEUE, connection=redis)
+    return {
+        "queued": queue.count,
+        "started": queue.started_job_registry.count,
+        "finished": queue.finished_job_registry.count,
+        "failed": queue.failed_job_registry.count,
+        "canceled": queue.canceled_job_registry.count,
+    }
+
+
+def wait_for_entries(redis: Redis, job_id: str, count: int) -> None:
+    """Block until the stream holds so many entries."""
+    last = "0-0"
+    seen = 0
+    while seen < count:
+        reply = redis.xread({keys.stream_key(job_id): last}, block=5000)
+        assert reply, f"only {seen} of {count} entries came"
+        entries = reply[0][1]
+        seen += len(entries)
+        last = entries[-1][0]
 
 
 def in_threads(*targets: Callable[[], object]) -> None:

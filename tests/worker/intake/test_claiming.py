@@ -1,0 +1,68 @@
+"""Which job is claimed next, and when none is."""
+
+from headwater.schemas import (
+    keys,
+)
+from redis import Redis
+
+from .conftest import (
+    FINISHED,
+    QUEUE,
+    Stations,
+    Submit,
+)
+
+
+def test_nothing_is_claimed_beyond_the_capacity(station: Stations, submit: Submit) -> None:
+    for _ in range(3):
+        submit()
+    worker = station(max_claims=2)
+    worker.claim()
+    worker.claim()
+
+    assert not worker.intake._claim_next()
+
+
+def test_nothing_is_claimed_while_rq_is_suspended(
+    redis: Redis, station: Stations, submit: Submit
+) -> None:
+    submit()
+    worker = station()
+    redis.set("rq:suspended", 1)
+
+    assert not worker.intake._claim_next()
+    redis.delete("rq:suspended")
+    assert worker.claim()
+
+
+def test_higher_classes_come_first_and_namespaces_take_turns(
+    station: Stations, submit: Submit
+) -> None:
+    for _ in range(4):
+        submit(namespace="loud")
+    quiet = submit(namespace="quiet")
+    urgent = submit(priority="high", namespace="loud")
+    worker = station()
+
+    order = [worker.claim().job_id for _ in range(3)]
+
+    assert order[0] == urgent
+    assert quiet in order[1:3]
+
+
+def test_an_empty_queue_leaves_the_active_ones_and_comes_back(
+    redis: Redis, station: Stations, submit: Submit
+) -> None:
+    job_id = submit()
+    worker = station()
+    worker.claim()
+    worker.maintenance.run_once()
+    assert redis.smembers(keys.active_queues_key("m")) == {QUEUE.encode()}
+    worker.publisher.end(job_id, FINISHED)
+    assert worker.publisher.wait_until_closed(10)
+
+    worker.maintenance.run_once()
+    assert redis.smembers(keys.active_queues_key("m")) == set()
+    again = submit()
+
+    assert worker.claim().job_id == again

@@ -1,0 +1,72 @@
+"""What is coalesced on its way to a stream loses nothing."""
+
+import random
+
+from headwater.producer.client import new_job
+from headwater.schemas import Delta, DeltaPart, EntryId, Restarted, TextSpan
+from headwater.worker.messages import Claim
+from headwater.worker.outbox import Entry, Outbox
+
+JOB = new_job("m", [1], max_tokens=1)
+
+
+def _outbox() -> Outbox:
+    return Outbox.of(Claim(job=JOB, queue_name="q", execution_id="e", attempt=3))
+
+
+def _part(start: int, text_start: int, text: str, *, choice: int = 0) -> DeltaPart:
+    span = TextSpan(text_start=text_start, text=text)
+    return DeltaPart(choice=choice, start=start, token_ids=tuple(map(ord, text)), text=(span,))
+
+
+def _next(outbox: Outbox) -> Entry | None:
+    return outbox.next_entry("w", 1)
+
+
+def test_coalesced_deltas_hold_every_token_of_every_choice_in_order() -> None:
+    dice = random.Random(3)
+    outbox = _outbox()
+    given = {0: "", 1: "", 2: ""}
+    got = {0: "", 1: "", 2: ""}
+    seqs: list[int] = []
+    for _ in range(2000):
+        choice, text = dice.randrange(3), "abc"[: dice.randrange(1, 4)]
+        start = len(given[choice])
+        outbox.pending.add([_part(start, start, text, choice=choice)])
+        given[choice] += text
+        if dice.random() < 0.2:
+            entry = _next(outbox)
+            assert entry is not None
+            assert entry == _next(outbox)  # until it is acknowledged
+            outbox.acknowledge()
+            seqs.append(entry.id.seq)
+            assert isinstance(entry.event, Delta)
+            for part in entry.event.parts:
+                assert part.start == part.text[0].text_start == len(got[part.choice])
+                assert "".join(map(chr, part.token_ids)) == part.text[0].text
+                got[part.choice] += part.text[0].text
+    for part in outbox.pending.merged():
+        got[part.choice] += part.text[0].text
+
+    assert got == given
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_what_was_void_is_not_told_by_a_new_beginning() -> None:
+    outbox = _outbox()
+    outbox.pending.add([_part(0, 0, "old")])
+    outbox.void()
+    outbox.pending.add([_part(0, 0, "new")])
+    _next(outbox)
+    outbox.acknowledge()
+    _next(outbox)
+
+    outbox.begin_anew(4)
+    events = []
+    while (entry := _next(outbox)) is not None:
+        events.append(entry)
+        outbox.acknowledge()
+
+    assert [entry.id for entry in events] == [EntryId(4, 1), EntryId(4, 2)]
+    assert isinstance(events[0].event, Restarted)
+    assert events[1].event == Delta(parts=(_part(0, 0, "new"),))
