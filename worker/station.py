@@ -96,6 +96,7 @@ class Station:
             connect(self._settings.redis),
             self._book(),
             self._intake_settings,
+            claims=self.publisher.claims,
             on_death=self._on_death,
         )
         self._heartbeat.start()
