@@ -10,6 +10,7 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
     ResponseError,
+    WatchError,
 )
 from redis.exceptions import (
     ConnectionError as RedisConnectionError,
@@ -33,6 +34,8 @@ _PASSING_ERRORS = (
     BusyLoadingError,
     ReadOnlyError,
     OutOfMemoryError,
+    # redis-py's word for a connection that broke while it watched something, too.
+    WatchError,
 )
 _PASSING_CODES = re.compile(
     r"\b(MISCONF|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|LOADING|READONLY|OOM|BUSY)\b"

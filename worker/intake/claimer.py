@@ -128,11 +128,21 @@ class Claimer:
                 try:
                     pipeline.execute()
                 except WatchError:
-                    continue
+                    # The job changed; or the connection broke, and it is started all the same.
+                    if self._is_booked(started):
+                        return started
                 except RedisError:
                     self._unsettled.append(started)
                     raise
-                return started
+                else:
+                    return started
+
+    def _is_booked(self, started: StartedJob) -> bool:
+        try:
+            return read_record(self._redis, started.running).is_executing
+        except RedisError:
+            self._unsettled.append(started)
+            raise
 
     def _skip(self, pipeline: Any, job_id: str, queue_name: str, status: bytes | None) -> None:
         """Leave a job alone that is not queued: cancelled, deleted, or listed twice."""
