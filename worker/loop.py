@@ -156,9 +156,7 @@ class GenerationLoop:
             return None
         step = self._engine.launch(plan.prefill, plan.decode)
         for commit in plan.commits:
-            # A row that failed has nothing worth keeping.
-            if commit.sequence not in step.failed_sequences:
-                self._keep(commit)
+            self._keep(commit)
         return _InFlight(step, plan.num_prefill_tokens, len(plan.decode), now)
 
     def _keep(self, commit: Commit) -> None:
@@ -168,6 +166,10 @@ class GenerationLoop:
             self._engine.rebase(commit.sequence, prefix)
 
     def _commit(self, commit: Commit) -> list[DeviceSegment]:
+        """Put a row's tokens into the prefix cache; return what the row may refer to now."""
+        if self._engine.has_failed(commit.sequence):
+            # The row is gone, or nothing of it is worth keeping.
+            return []
         segment = self._engine.extract(commit.sequence, commit.start, commit.end)
         return self._scheduler.commit(commit, segment)
 

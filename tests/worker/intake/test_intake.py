@@ -2,6 +2,7 @@
 
 import pytest
 from headwater.producer.client import Producer
+from headwater.producer.status import read_status
 from headwater.schemas import (
     Cancelled,
     Expired,
@@ -20,6 +21,7 @@ from rq.job import JobStatus
 from .conftest import (
     FINISHED,
     QUEUE,
+    Station,
     Stations,
     Submit,
     in_threads,
@@ -328,6 +330,42 @@ def test_a_worker_whose_record_expired_is_visible_again(redis: Redis, station: S
 
     assert redis.sismember("rq:workers", f"rq:worker:{worker.worker_id}")
     assert redis.hget(f"rq:worker:{worker.worker_id}", "hostname")
+
+
+def test_our_counts_are_rqs_at_every_stage(redis: Redis, station: Stations, submit: Submit) -> None:
+    worker = station()
+
+    def assert_equal(**expected: int) -> None:
+        (ours,) = read_status(redis).queues
+        theirs = rq_counts(redis)
+        assert theirs == dict.fromkeys(theirs, 0) | expected
+        assert theirs == {
+            "queued": ours.depth,
+            "started": ours.started,
+            "finished": ours.finished,
+            "failed": ours.failed,
+            "canceled": ours.canceled,
+        }
+
+    jobs = [submit() for _ in range(5)]
+    assert_equal(queued=5)
+    for _ in range(4):
+        worker.claim()
+    assert_equal(queued=1, started=4)
+    worker.publisher.end(jobs[0], FINISHED)
+    worker.publisher.end(jobs[1], Failed(code="x", message="y"))
+    _wait_for_open(worker, 2)
+    assert_equal(queued=1, started=2, finished=1, failed=1)
+    worker.publisher.release(jobs[2], "drain")
+    _wait_for_open(worker, 1)
+    assert_equal(queued=2, started=1, finished=1, failed=1)
+    Producer(redis).cancel(jobs[4])
+    assert_equal(queued=1, started=1, finished=1, failed=1, canceled=1)
+
+
+def _wait_for_open(worker: Station, count: int) -> None:
+    with worker.publisher._lock:
+        assert worker.publisher._lock.wait_for(lambda: worker.publisher.num_open == count, 10)
 
 
 def test_what_an_earlier_attempt_said_is_resumed(
