@@ -7,7 +7,7 @@ from .engine.engine import Engine
 from .engine.loading import LoadedModel
 from .engine.memory import default_budget_bytes, measure_row_cost
 from .engine.parity import choose_runner
-from .engine.runner import DeviceSegment
+from .engine.runner import DeviceSegment, ModelRunner
 from .engine.sampler import SAMPLER_VERSION, Sampler
 from .job_opening import JobOpener
 from .loop import EventSink, GenerationLoop
@@ -32,13 +32,19 @@ class LoopSettings:
 
 
 def build_loop(
-    loaded: LoadedModel, settings: LoopSettings, sink: EventSink, metrics: WorkerMetrics
+    loaded: LoadedModel,
+    settings: LoopSettings,
+    sink: EventSink,
+    metrics: WorkerMetrics,
+    *,
+    runner: ModelRunner | None = None,
 ) -> GenerationLoop:
     """Return a loop over *loaded*; call it on the thread that loaded the model.
 
-    Raises EngineUnsound when the model computes nonsense.
+    Without a *runner*, one that has no rows, the fastest right one is chosen; raises
+    EngineUnsound when the model computes nonsense.
     """
-    runner = choose_runner(loaded.model, loaded.vocab_size)
+    runner = runner or choose_runner(loaded.model, loaded.vocab_size)
     cache: PrefixCache[DeviceSegment] = PrefixCache(runner.cache_kind)
     policy = SchedulerSettings(
         max_batch=settings.max_batch,

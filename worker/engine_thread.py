@@ -54,7 +54,7 @@ class EngineThread:
         self._on_death = on_death
         self._inbox: queue.SimpleQueue[Control] = queue.SimpleQueue()
         self._loop: Future[GenerationLoop] = Future()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Start the thread; `loop` tells when it is ready."""
@@ -74,7 +74,8 @@ class EngineThread:
         self.post(Stop())
         self._thread.join()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Do the thread's work on the calling one, until a Stop is posted."""
         try:
             loop = self._build()
         except BaseException as error:  # the starter gets it, whatever it is

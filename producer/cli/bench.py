@@ -2,12 +2,17 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from headwater.schemas import GenerationJob
 
-from .options import JsonOption, print_json
+from .options import JsonOption, log_to_stderr, print_json
+
+if TYPE_CHECKING:  # the help must not pay for importing redis
+    from ..client import Producer
 
 _Repeat = Annotated[
     int | None, typer.Option("--repeat", min=1, help="Runs to take medians of; default: its own.")
@@ -66,13 +71,36 @@ _COMMON = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Queue:
+    """An embedded server and a producer for it."""
+
+    url: str
+    _producer: "Producer"
+
+    def submit(self, jobs: Sequence[GenerationJob]) -> None:
+        self._producer.submit_many(jobs)
+
+
+@contextmanager
+def _open_queue() -> Iterator[_Queue]:
+    from ..client import Producer, SubmitSettings
+    from ..embedded import EmbeddedServer
+
+    # No worker has announced a model: its own check is the one that counts here.
+    settings = SubmitSettings(check_model=False)
+    with EmbeddedServer() as server, Producer(server.url, settings) as producer:
+        yield _Queue(server.url, producer)
+
+
 def _run(scenario: Any, settings: Any, *, json: bool, repeat: int | None, quick: bool) -> None:
     from headwater.worker.bench.scenario import run_scenario
     from headwater.worker.engine import blas
 
+    log_to_stderr()
     # Before a scenario imports mlx.
     blas.preload()
-    report = run_scenario(scenario, settings, repeat=repeat, quick=quick)
+    report = run_scenario(scenario, settings, repeat=repeat, quick=quick, open_queue=_open_queue)
     if json:
         print_json(report.to_json())
         return

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .scenario import Contest, Scenario, setting
+from .scenario import Contest, OpenQueue, Scenario, setting
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class DetokSettings:
     edge: int = setting(512, "Tokens of the head and of the tail that are compared.")
 
 
-def _prepare(settings: DetokSettings) -> Contest:
+def _prepare(settings: DetokSettings, _: OpenQueue) -> Contest:
     from .detok_contest import prepare
 
     return prepare(settings)

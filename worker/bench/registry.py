@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from . import detok, scheduler
+from . import detok, overhead, scheduler
 from .scenario import Scenario
 
 SCENARIOS: Mapping[str, Scenario[Any]] = {
-    scenario.name: scenario for scenario in (detok.SCENARIO, scheduler.SCENARIO)
+    scenario.name: scenario for scenario in (detok.SCENARIO, overhead.SCENARIO, scheduler.SCENARIO)
 }

@@ -4,11 +4,12 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
-from headwater.schemas import HeadwaterError
+from headwater.schemas import GenerationJob, HeadwaterError
 
 from .report import BenchReport, Figures
 
@@ -20,6 +21,27 @@ Measure: TypeAlias = Callable[[], Figures]
 
 class BenchError(HeadwaterError):
     """A scenario can't run with these settings."""
+
+
+class JobQueue(Protocol):
+    """A server of its own, and a producer for it; the command line has both, the worker neither."""
+
+    @property
+    def url(self) -> str:
+        """Where a worker finds the server."""
+        ...
+
+    def submit(self, jobs: Seq[GenerationJob]) -> None:
+        """Put jobs into their queues."""
+        ...
+
+
+OpenQueue: TypeAlias = Callable[[], AbstractContextManager[JobQueue]]
+
+
+def no_queue() -> AbstractContextManager[JobQueue]:
+    """Stand for a queue where there is none; raises BenchError."""
+    raise BenchError("this scenario needs a server: run it as `headwater bench`")
 
 
 class Settings(Protocol):
@@ -58,7 +80,7 @@ class Scenario(Generic[S]):
     summary: str
     settings: type[S]
     """Each field becomes a flag."""
-    prepare: Callable[[S], Contest]
+    prepare: Callable[[S, OpenQueue], Contest]
     quick: Mapping[str, Any]
     """Settings that keep a run under 20 s."""
     repeat: int = 3
@@ -71,7 +93,12 @@ def setting(default: Any, help_text: str) -> Any:
 
 
 def run_scenario(
-    scenario: Scenario[S], settings: S, *, repeat: int | None = None, quick: bool = False
+    scenario: Scenario[S],
+    settings: S,
+    *,
+    repeat: int | None = None,
+    quick: bool = False,
+    open_queue: OpenQueue = no_queue,
 ) -> BenchReport:
     """Run us and the peers in turn, *repeat* times, and return the medians.
 
@@ -80,7 +107,7 @@ def run_scenario(
     if quick:
         settings = replace(settings, **scenario.quick)
     num_runs = repeat or (scenario.quick_repeat if quick else scenario.repeat)
-    contest = scenario.prepare(settings)
+    contest = scenario.prepare(settings, open_queue)
     ours, *peers = _run_in_turn([contest.ours, *(p.measure for p in contest.peers)], num_runs)
     medians = [median_figures(runs) for runs in (ours, *peers)]
     named = [

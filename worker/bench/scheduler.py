@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .scenario import Contest, Scenario, setting
+from .scenario import Contest, OpenQueue, Scenario, setting
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class SchedulerSettings:
     new_tokens: int = setting(32, "Tokens that each sequence generates.")
 
 
-def _prepare(settings: SchedulerSettings) -> Contest:
+def _prepare(settings: SchedulerSettings, _: OpenQueue) -> Contest:
     from .scheduler_contest import prepare
 
     return prepare(settings)

@@ -9,6 +9,7 @@ from headwater.worker.bench.registry import SCENARIOS
 from headwater.worker.bench.report import Figures
 from headwater.worker.bench.scenario import (
     Contest,
+    OpenQueue,
     Peer,
     Scenario,
     median_figures,
@@ -37,7 +38,7 @@ class Recorder:
             repeat=3,
         )
 
-    def prepare(self, settings: CountSettings) -> Contest:
+    def prepare(self, settings: CountSettings, _: OpenQueue) -> Contest:
         self.sizes.append(settings.size)
         peers = tuple(Peer(name, "1.0", self.measure(name)) for name in ("peer", "other"))
         return Contest(self.measure("ours"), peers, lambda ours, peer: {"speedup": peer["wall_s"]})
