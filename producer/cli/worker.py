@@ -1,11 +1,14 @@
 """`headwater worker`: the process that owns a model and runs a queue's jobs."""
 
+import os
 import re
+import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
+from headwater.schemas.errors import HeadwaterError
 
 from .options import RedisOption
 
@@ -73,11 +76,26 @@ def worker(
     from ..embedded import running_or_own
 
     given.setdefault("alias", _alias_of(model))
-    with running_or_own() if redis is None else nullcontext(redis) as url:
-        # Before the model is loaded: a wrong URL or password should cost no minutes.
-        connect(url).close()
-        code = run(**(given | {"redis": url}))
-    raise typer.Exit(code)
+    try:
+        with running_or_own() if redis is None else nullcontext(redis) as url:
+            # Before the model is loaded: a wrong URL or password should cost no minutes.
+            connect(url).close()
+            code = run(**(given | {"redis": url}))
+    except HeadwaterError as error:
+        typer.echo(f"headwater: {error}", err=True)
+        code = 1
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process at once: all is closed by now.
+
+    The interpreter's own exit now and then aborts ("terminate called") in MLX's destructors
+    once MLX has run on another thread, and a supervisor would take that for a crash.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _alias_of(model: str) -> str:

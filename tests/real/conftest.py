@@ -24,11 +24,14 @@ class WorkerProcess:
 
     process: "subprocess.Popen[str]"
     log: list[str]
+    reader: threading.Thread
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """End it by a signal and return its exit code."""
         self.process.send_signal(number)
-        return self.process.wait(60)
+        code = self.process.wait(60)
+        self.reader.join()
+        return code
 
 
 def start_worker(url: str, *options: str) -> WorkerProcess:
@@ -46,16 +49,18 @@ def start_worker(url: str, *options: str) -> WorkerProcess:
 
     def read() -> None:
         assert process.stderr is not None
-        for line in process.stderr:
-            log.append(line)
-            if '"event": "ready"' in line:
-                ready.set()
+        with process.stderr:
+            for line in process.stderr:
+                log.append(line)
+                if '"event": "ready"' in line:
+                    ready.set()
         ready.set()
 
-    threading.Thread(target=read, daemon=True).start()
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     assert ready.wait(120)
     assert process.poll() is None, "".join(log)
-    return WorkerProcess(process, log)
+    return WorkerProcess(process, log, reader)
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +82,8 @@ def worker(server: EmbeddedServer) -> Iterator[WorkerProcess]:
 
 
 @pytest.fixture(scope="module")
-def producer(server: EmbeddedServer, worker: WorkerProcess) -> Producer:
+def producer(server: EmbeddedServer, worker: WorkerProcess) -> Iterator[Producer]:
     """A producer for the worker."""
-    return Producer(server.url)
+    mine = Producer(server.url)
+    yield mine
+    mine.close()
