@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from .admission import ModelLimits
+from .engine.device import is_asynchronous
 from .engine.engine import Engine
 from .engine.loading import LoadedModel
 from .engine.memory import default_budget_bytes, measure_row_cost
@@ -67,5 +68,6 @@ def build_loop(
         limits,
         sink,
         metrics,
+        pipelined=is_asynchronous(),
         checkpoint_s=settings.checkpoint_s,
     )

@@ -55,8 +55,9 @@ class EventSink(Protocol):
 class GenerationLoop:
     """Steps all running jobs; everything it does happens on the thread that calls it.
 
-    One step launches the next forward before it reads the tokens of the last one, so the
-    device computes while tokens become text and events.
+    Pipelined, one step launches the next forward before it reads the tokens of the last one, so
+    the device computes while tokens become text and events. The price is a row's last token,
+    computed once too often where only its text tells that it is the last.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class GenerationLoop:
         sink: EventSink,
         metrics: WorkerMetrics,
         *,
+        pipelined: bool = True,
         checkpoint_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +80,7 @@ class GenerationLoop:
         self._sink = sink
         self.figures = Figures(metrics)
         self._metrics = metrics
+        self._pipelined = pipelined
         self._checkpoint_s = checkpoint_s
         self._clock = clock
         self._runs: dict[str, JobRun] = {}
@@ -127,12 +130,14 @@ class GenerationLoop:
             self._sink.release(run.job.job_id, reason)
 
     def step(self) -> None:
-        """Launch the next step of what runs, then handle the tokens of the one before."""
+        """Launch the next step of what runs, then handle the tokens that are due."""
         now = self._clock()
         self._fail_overdue(now)
-        previous, self._in_flight = self._in_flight, self._launch(now)
-        if previous is not None:
-            self._read(previous)
+        due, self._in_flight = self._in_flight, self._launch(now)
+        if not self._pipelined:
+            due, self._in_flight = self._in_flight, None
+        if due is not None:
+            self._read(due)
 
     # One step, in its order.
 

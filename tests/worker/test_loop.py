@@ -1,0 +1,362 @@
+"""The engine thread's loop, with a tiny model and a list where the publisher would be."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from headwater.schemas import (
+    Cancelled,
+    DeltaPart,
+    End,
+    Failed,
+    Finished,
+    FinishReason,
+    GenerationJob,
+    SamplingParams,
+    StreamMode,
+)
+from headwater.worker.admission import ModelLimits
+from headwater.worker.engine.engine import Engine
+from headwater.worker.engine.merged_runner import MergedRunner
+from headwater.worker.engine.sampler import SAMPLER_VERSION, Sampler
+from headwater.worker.job_opening import JobOpener
+from headwater.worker.loop import GenerationLoop
+from headwater.worker.messages import Claim
+from headwater.worker.metrics import WorkerMetrics
+from headwater.worker.prefix_cache import PrefixCache
+from headwater.worker.scheduler import Scheduler, SchedulerSettings
+from headwater.worker.text import Vocabulary
+from tokenizers import Tokenizer, decoders, models
+
+from tests.exactness.reference import greedy_alone
+from tests.tiny_models import VOCABULARY_SIZE, tiny_model
+
+PROMPT = (5, 9, 17, 3, 44, 9)
+
+
+@dataclass
+class ListSink:
+    """Remembers every event, by job."""
+
+    parts: dict[str, list[DeltaPart]] = field(default_factory=dict)
+    ends: dict[str, End] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+    restarted: list[str] = field(default_factory=list)
+
+    def delta(self, job_id: str, parts: Iterable[DeltaPart]) -> None:
+        assert job_id not in self.ends
+        self.parts.setdefault(job_id, []).extend(parts)
+
+    def restart(self, job_id: str) -> None:
+        self.restarted.append(job_id)
+
+    def end(self, job_id: str, end: End) -> None:
+        assert job_id not in self.ends
+        self.ends[job_id] = end
+
+    def release(self, job_id: str, reason: str) -> None:
+        self.released.append(job_id)
+
+    def tokens(self, job_id: str) -> list[int]:
+        return list(chain.from_iterable(part.token_ids for part in self.parts.get(job_id, [])))
+
+    def text(self, job_id: str) -> str:
+        spans = chain.from_iterable(part.text for part in self.parts.get(job_id, []))
+        return "".join(span.text for span in spans)
+
+
+@dataclass
+class Bench:
+    """A loop on a tiny model, and a clock that the test moves."""
+
+    pipelined: bool = True
+    alter: Callable[[Any], Any] = lambda model: model
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.model = self.alter(tiny_model("llama"))
+        self.sink = ListSink()
+        self.metrics = WorkerMetrics()
+        runner = MergedRunner(self.model)
+        self.cache: PrefixCache[Any] = PrefixCache(runner.cache_kind)
+        self.scheduler = Scheduler(self.cache, SchedulerSettings(max_batch=4))
+        self.engine = Engine(runner, Sampler(VOCABULARY_SIZE, ()))
+        self.loop = GenerationLoop(
+            self.engine,
+            self.scheduler,
+            JobOpener(Vocabulary(_tokenizer()), (), SAMPLER_VERSION),
+            ModelLimits("tiny", VOCABULARY_SIZE, 256, "sha256:tiny"),
+            self.sink,
+            self.metrics,
+            pipelined=self.pipelined,
+            clock=lambda: self.now,
+        )
+
+    def run(self, max_steps: int = 500) -> None:
+        for _ in range(max_steps):
+            if self.loop.is_idle:
+                self.cache.check_integrity()
+                return
+            self.loop.step()
+        raise AssertionError("the loop does not come to rest")
+
+
+def _tokenizer() -> Tokenizer:
+    """One character a token: the text shows the tokens."""
+    vocabulary = {chr(0x4E00 + index): index for index in range(VOCABULARY_SIZE)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def text_of(token_ids: Iterable[int]) -> str:
+    return "".join(chr(0x4E00 + token) for token in token_ids)
+
+
+def claim(job_id: str = "j", *, prompt: tuple[int, ...] = PROMPT, **fields: Any) -> Claim:
+    in_claim = {
+        name: fields.pop(name)
+        for name in ("history", "sampler_version", "strikes", "first_started_ms", "begun_at_ms")
+        if name in fields
+    }
+    values = {"max_tokens": 8} | fields
+    job = GenerationJob(job_id=job_id, model="tiny", prompt_token_ids=prompt, **values)
+    return Claim(job=job, queue_name="q", execution_id="e", attempt=1, **in_claim)
+
+
+@pytest.fixture(params=[True, False], ids=["pipelined", "in step"])
+def bench(request: pytest.FixtureRequest) -> Bench:
+    return Bench(pipelined=request.param)
+
+
+def test_a_job_gives_what_its_prompt_alone_gives(bench: Bench) -> None:
+    bench.loop.admit(claim())
+    bench.run()
+
+    expected = greedy_alone(bench.model, PROMPT, 8)
+    assert bench.sink.tokens("j") == expected
+    assert bench.sink.text("j") == text_of(expected)
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Finished)
+    assert end.choices[0].finish_reason is FinishReason.LENGTH
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (6, 8)
+
+
+def test_more_jobs_than_rows_all_end_and_reuse_the_prefix(bench: Bench) -> None:
+    prompts = {f"j{index}": (*PROMPT * 4, index) for index in range(12)}
+    for job_id, prompt in prompts.items():
+        bench.loop.admit(claim(job_id, prompt=prompt))
+    bench.run()
+
+    for job_id, prompt in prompts.items():
+        assert bench.sink.tokens(job_id) == greedy_alone(bench.model, prompt, 8)
+    cached = [end.usage.cached_tokens for end in bench.sink.ends.values()]
+    assert sorted(cached) == [0] + [24] * 11
+    assert bench.loop.figures.cache_hit_share == pytest.approx(24 * 11 / (25 * 12))
+
+
+def test_a_stop_string_ends_a_job_and_shows_nowhere(bench: Bench) -> None:
+    expected = greedy_alone(bench.model, PROMPT, 8)
+    stop = text_of(expected[3:5])
+
+    bench.loop.admit(claim(stop=(stop,)))
+    bench.run()
+
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Finished)
+    assert end.choices[0].matched_stop == stop
+    assert bench.sink.text("j") == text_of(expected[:3])
+    assert end.usage.completion_tokens == len(bench.sink.tokens("j")) == 5
+
+
+def test_a_final_job_tells_its_text_at_the_end_only(bench: Bench) -> None:
+    bench.loop.admit(claim(stream=StreamMode.FINAL))
+    bench.run()
+
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Finished)
+    assert end.choices[0].text == text_of(greedy_alone(bench.model, PROMPT, 8))
+    assert bench.sink.text("j") == ""
+
+
+def test_a_final_job_publishes_its_tokens_at_checkpoints(bench: Bench) -> None:
+    bench.loop.admit(claim(stream=StreamMode.FINAL, max_tokens=40))
+    for _ in range(10):
+        bench.loop.step()
+    assert bench.sink.tokens("j") == []
+    bench.now = 6.0
+    bench.loop.step()
+    published = bench.sink.tokens("j")
+    bench.run()
+
+    assert 0 < len(published) < 40
+    assert bench.sink.tokens("j") == greedy_alone(bench.model, PROMPT, 40)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 5])
+def test_a_cancelled_job_ends_with_the_text_it_has(bench: Bench, num_steps: int) -> None:
+    bench.loop.admit(claim(max_tokens=40))
+    bench.loop.admit(claim("other"))
+    for _ in range(num_steps):
+        bench.loop.step()
+    bench.loop.cancel("j")
+    bench.run()
+
+    expected = greedy_alone(bench.model, PROMPT, 40)
+    assert isinstance(bench.sink.ends["j"], Cancelled)
+    tokens = bench.sink.tokens("j")
+    assert tokens == expected[: len(tokens)]
+    assert len(tokens) < 40
+    assert bench.sink.tokens("other") == expected[:8]
+
+
+def test_a_dropped_job_publishes_nothing_more(bench: Bench) -> None:
+    bench.loop.admit(claim(max_tokens=40))
+    for _ in range(4):
+        bench.loop.step()
+    before = bench.sink.tokens("j")
+    bench.loop.drop("j")
+    bench.run()
+
+    assert bench.sink.tokens("j") == before
+    assert bench.sink.ends == {}
+
+
+def test_what_is_handed_back_is_gone_on_with_at_the_next_token(bench: Bench) -> None:
+    bench.loop.admit(claim(max_tokens=20))
+    for _ in range(8):
+        bench.loop.step()
+    bench.loop.hand_back("drain")
+    bench.run()
+    history = tuple(bench.sink.parts["j"])
+    assert bench.sink.released == ["j"]
+    assert 0 < len(bench.sink.tokens("j")) < 20
+
+    heir = Bench(pipelined=bench.pipelined)
+    heir.loop.admit(claim(max_tokens=20, history=history, sampler_version=SAMPLER_VERSION))
+    heir.run()
+
+    expected = greedy_alone(bench.model, PROMPT, 20)
+    assert bench.sink.tokens("j") + heir.sink.tokens("j") == expected
+    assert bench.sink.text("j") + heir.sink.text("j") == text_of(expected)
+    assert heir.sink.restarted == []
+    assert heir.sink.parts["j"][0].start == len(bench.sink.tokens("j"))
+
+
+def _history(token_ids: list[int], text: str | None = None) -> tuple[DeltaPart, ...]:
+    span = {"text_start": 0, "text": text_of(token_ids) if text is None else text}
+    return (DeltaPart(choice=0, start=0, token_ids=token_ids, text=(span,)),)
+
+
+def test_a_job_that_had_only_its_end_left_ends_without_generating(bench: Bench) -> None:
+    tokens = greedy_alone(bench.model, PROMPT, 8)
+    bench.loop.admit(claim(history=_history(tokens)))
+
+    assert isinstance(bench.sink.ends["j"], Finished)
+    assert bench.sink.tokens("j") == []
+    assert bench.loop.is_idle
+
+
+def test_text_that_cannot_be_continued_is_restarted(bench: Bench) -> None:
+    bench.loop.admit(claim(history=_history([1, 2], text="other text")))
+    bench.run()
+
+    assert bench.sink.restarted == ["j"]
+    assert bench.sink.tokens("j") == greedy_alone(bench.model, PROMPT, 8)
+
+
+@pytest.mark.parametrize(("temperature", "restarts"), [(0.0, False), (0.8, True)])
+def test_another_samplers_draws_are_not_continued(
+    bench: Bench, temperature: float, restarts: bool
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=1)
+    history = _history(greedy_alone(bench.model, PROMPT, 2))
+    bench.loop.admit(claim(history=history, sampler_version=SAMPLER_VERSION + 1, sampling=sampling))
+    bench.run()
+
+    assert (bench.sink.restarted == ["j"]) is restarts
+
+
+def test_a_job_past_its_deadline_fails_and_frees_its_row(bench: Bench) -> None:
+    bench.loop.admit(
+        claim(max_tokens=100, deadline_s=10.0, first_started_ms=1000, begun_at_ms=4000)
+    )
+    bench.loop.step()
+    bench.now = 6.9
+    bench.loop.step()
+    assert bench.sink.ends == {}
+    bench.now = 7.0
+    bench.run()
+
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Failed)
+    assert end.code == "deadline_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"prompt": (VOCABULARY_SIZE,)}, "token_id_out_of_range"),
+        ({"stop_token_ids": (VOCABULARY_SIZE,)}, "token_id_out_of_range"),
+        ({"max_tokens": 251}, "context_length_exceeded"),
+        ({"tokenizer_fingerprint": "sha256:other"}, "tokenizer_mismatch"),
+    ],
+)
+def test_a_job_that_does_not_fit_the_model_fails_at_once(
+    bench: Bench, fields: dict[str, Any], code: str
+) -> None:
+    bench.loop.admit(claim(**fields))
+
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Failed)
+    assert end.code == code
+    assert bench.loop.is_idle
+
+
+POISON = 77
+
+
+class PoisonedModel:
+    """Computes NaN for whoever has the poison token in its prompt."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, inputs: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        logits = self._model(inputs, *args, **kwargs)
+        is_poisoned = mx.any(inputs == POISON, axis=-1)[:, None, None]
+        return mx.where(is_poisoned, mx.nan, logits)
+
+
+def test_a_row_that_cannot_be_computed_fails_alone(bench: Bench) -> None:
+    poisoned = Bench(pipelined=bench.pipelined, alter=PoisonedModel)
+    poisoned.loop.admit(claim("bad", prompt=(1, 2, POISON)))
+    poisoned.loop.admit(claim("good"))
+    poisoned.run()
+
+    end = poisoned.sink.ends["bad"]
+    assert isinstance(end, Failed)
+    assert end.code == "engine_error"
+    assert poisoned.sink.tokens("good") == greedy_alone(bench.model, PROMPT, 8)
+
+
+def test_a_struck_job_runs_beside_nobody_until_its_first_token(bench: Bench) -> None:
+    bench.loop.admit(claim("other", max_tokens=30))
+    for _ in range(5):
+        bench.loop.step()
+    bench.loop.admit(claim("struck", prompt=(8, 8, 8), strikes=1))
+    while not bench.sink.tokens("struck"):
+        bench.loop.step()
+        if bench.sink.tokens("struck"):
+            break
+        assert bench.loop.figures.num_running <= 1
+    bench.run()
+
+    assert bench.sink.tokens("other") == greedy_alone(bench.model, PROMPT, 30)
+    assert bench.sink.tokens("struck") == greedy_alone(bench.model, (8, 8, 8), 8)
