@@ -12,6 +12,7 @@ from .intake.intake import Intake
 from .intake.maintenance import Maintenance
 from .intake.registration import Registration
 from .intake.settings import IntakeSettings
+from .intake.stop_commands import StopCommands
 from .messages import Drop, Message
 from .publisher import Publisher, PublisherSettings
 from .redis_client import connect
@@ -99,10 +100,18 @@ class Station:
             claims=self.publisher.claims,
             on_death=self._on_death,
         )
+        self._stop_commands = StopCommands(
+            connect(self._settings.redis),
+            self._worker_id,
+            claims=self.publisher.open_claims,
+            post=self._post,
+            on_death=self._on_death,
+        )
         self._heartbeat.start()
         self.publisher.start()
         self._intake.start()
         self._maintenance.start()
+        self._stop_commands.start()
 
     @property
     def lease_age_s(self) -> float:
@@ -116,6 +125,7 @@ class Station:
     def close(self) -> None:
         """Leave: first what takes work, then what writes, the lease last."""
         self._intake.stop()
+        self._stop_commands.stop()
         self._maintenance.stop()
         self.publisher.stop()
         self._heartbeat.stop()

@@ -1,0 +1,92 @@
+"""StopCommands: RQ's own way to stop a running job, over pub/sub.
+
+A command is lost when nobody listens at that moment, so the durable key that `cancel` sets is
+the better way; this one is for tools that know only RQ's.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orjson
+import structlog
+from redis import Redis
+from redis.exceptions import RedisError
+from rq.command import PUBSUB_CHANNEL_TEMPLATE
+
+from ..messages import Cancel, Claim
+from ..redis_client import is_passing
+
+log = structlog.get_logger()
+
+_POLL_S = 0.5
+_OUTAGE_PAUSE_S = 1.0
+
+
+class StopCommands:
+    """Listens on the worker's channel; subscribes again after every outage."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        worker_id: str,
+        *,
+        claims: Callable[[], Iterable[Claim]],
+        post: Callable[[Cancel], None],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._redis = redis
+        self._channel = PUBSUB_CHANNEL_TEMPLATE % worker_id
+        self._claims = claims
+        self._post = post
+        self._on_death = on_death
+        self._stop = threading.Event()
+        self.is_subscribed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="stop-commands", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                try:
+                    self._listen()
+                except RedisError as error:
+                    if not is_passing(error):
+                        raise
+                    self.is_subscribed.clear()
+                    log.warning("stop_commands_paused", error=str(error))
+                    self._stop.wait(_OUTAGE_PAUSE_S)
+        except BaseException as error:
+            # A thread that dies quietly would look like a worker that obeys.
+            self._on_death(error)
+            raise
+
+    def _listen(self) -> None:
+        with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
+            pubsub.subscribe(self._channel)
+            self.is_subscribed.set()
+            while not self._stop.is_set():
+                message = pubsub.get_message(timeout=_POLL_S)
+                if message is not None:
+                    self._obey(message["data"])
+
+    def _obey(self, data: Any) -> None:
+        try:
+            command = orjson.loads(data)
+            job_ids = {command.get("job_id")} if command["command"] == "stop-job" else set()
+            execution_id = command.get("execution_id", "-")
+        except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError):
+            log.warning("not_a_command", data=str(data)[:200])
+            return
+        for claim in self._claims():
+            if claim.job_id in job_ids or claim.execution_id == execution_id:
+                log.info("stop_command", job_id=claim.job_id)
+                self._post(Cancel(claim.job_id))
