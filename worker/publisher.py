@@ -17,6 +17,7 @@ from .messages import Claim, Drop
 from .outbox import Entry, LastEntry, Outbox
 from .redis_client import TakesNoWrites, is_passing
 from .streams import Appended, Begun, JobStreams
+from .watched_thread import WatchedThread
 
 log = structlog.get_logger()
 
@@ -59,16 +60,14 @@ class Publisher:
         self._streams = JobStreams(redis)
         self._finalizer = Finalizer(redis, book, stream_ttl_ms=settings.stream_ttl_ms)
         self._drop = drop
-        self._on_death = on_death
         self._lock = threading.Condition()
         self._outboxes: dict[str, Outbox] = {}
         self._pending_bytes = 0
         self._has_news = False
-        self._is_closing = False
         self._needs_check = False
         """Whether the server may have lost confirmed entries (it was away)."""
         self._pause_s = _FIRST_PAUSE_S
-        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+        self._thread = WatchedThread("publisher", self._run, on_death)
 
     def start(self) -> None:
         """Start the thread."""
@@ -147,26 +146,21 @@ class Publisher:
     def stop(self) -> None:
         """End the thread; what is not written by now stays unwritten."""
         with self._lock:
-            self._is_closing = True
+            self._thread.stopping.set()
             self._wake()
-        self._thread.join()
+        self._thread.stop()
 
     # The thread.
 
     def _run(self) -> None:
-        try:
-            while self._wait_for_news():
-                self._tick()
-        except BaseException as error:
-            # Whatever it is: without this thread no job can end, so the process must.
-            self._on_death(error)
-            raise
+        while self._wait_for_news():
+            self._tick()
 
     def _wait_for_news(self) -> bool:
         with self._lock:
-            self._lock.wait_for(lambda: self._has_news or self._is_closing)
+            self._lock.wait_for(lambda: self._has_news or self._thread.stopping.is_set())
             self._has_news = False
-            return not self._is_closing
+            return not self._thread.stopping.is_set()
 
     def _tick(self) -> None:
         try:
@@ -188,7 +182,7 @@ class Publisher:
             self._has_news = True
             # Jittered, so that many workers do not come back at one moment.
             pause_s = self._pause_s * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
-            self._lock.wait_for(lambda: self._is_closing, pause_s)
+            self._lock.wait_for(lambda: self._thread.stopping.is_set(), pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
 
     def _send_entries(self) -> None:

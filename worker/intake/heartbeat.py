@@ -1,6 +1,5 @@
 """Heartbeat: the worker's lease, and those of its jobs, from a thread that only does this."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +12,7 @@ from redis.exceptions import RedisError
 from ..booking.rq_jobs import RQBook, RunningJob
 from ..messages import Claim, Drop
 from ..redis_client import is_passing
+from ..watched_thread import WatchedThread
 from .registration import Registration
 from .settings import IntakeSettings
 
@@ -45,9 +45,7 @@ class Heartbeat:
         self._claims = claims
         self._status = status
         self._drop = drop
-        self._on_death = on_death
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = WatchedThread("heartbeat", self._run, on_death)
         self.last_beat_s = time.monotonic()
         """When Redis last confirmed the lease."""
 
@@ -58,8 +56,7 @@ class Heartbeat:
 
     def stop(self) -> None:
         """End the thread and give the lease back."""
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()
         self._redis.delete(keys.worker_key(self._settings.worker_id))
 
     def beat(self) -> None:
@@ -97,13 +94,8 @@ class Heartbeat:
         pipeline.pexpire(keys.attempt_key(claim.job_id), 2 * ttl_ms, gt=True)
 
     def _run(self) -> None:
-        try:
-            while not self._stop.wait(self._settings.heartbeat_s):
-                self._beat_or_lose()
-        except BaseException as error:
-            # Without this thread the lease lapses unnoticed, so the process must end.
-            self._on_death(error)
-            raise
+        while not self._thread.stopping.wait(self._settings.heartbeat_s):
+            self._beat_or_lose()
 
     def _beat_or_lose(self) -> None:
         try:

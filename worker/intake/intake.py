@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 from ..booking.rq_jobs import RQBook, job_keys
 from ..messages import Admit, Cancel, Claim, Message
 from ..redis_client import is_passing
+from ..watched_thread import WatchedThread
 from .cancel_watch import CancelWatch
 from .claimer import Claimer
 from .fair_share import FairShare, QueueId
@@ -58,16 +59,14 @@ class Intake:
         self._claims = claims
         self._settings = settings
         self._post = post
-        self._on_death = on_death
         self._claimer = Claimer(redis, book, settings)
         self._cancel_watch = CancelWatch(redis)
         self._share = FairShare(settings.max_wait_s)
         self._next_look_s = 0.0
         self._asked: set[str] = set()
         """Jobs whose cancellation the engine has been told of."""
-        self._stop = threading.Event()
         self._drain = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="intake", daemon=True)
+        self._thread = WatchedThread("intake", self._run, on_death)
 
     def start(self) -> None:
         """Start the thread."""
@@ -79,17 +78,11 @@ class Intake:
 
     def stop(self) -> None:
         """End the thread."""
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                self._turn()
-        except BaseException as error:
-            # Without this thread the worker lives on and does nothing.
-            self._on_death(error)
-            raise
+        while not self._thread.stopping.is_set():
+            self._turn()
 
     def _turn(self) -> None:
         try:
@@ -100,10 +93,10 @@ class Intake:
             if not is_passing(error):
                 raise
             log.warning("intake_paused", error=str(error))
-            self._stop.wait(_OUTAGE_PAUSE_S)
+            self._thread.stopping.wait(_OUTAGE_PAUSE_S)
             return
         if not has_claimed:
-            self._stop.wait(self._settings.poll_s)
+            self._thread.stopping.wait(self._settings.poll_s)
 
     def _claim_next(self) -> bool:
         """Claim one job if there is room and work; return whether to go on at once."""

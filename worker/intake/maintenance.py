@@ -4,7 +4,6 @@ Any worker does it for all workers of its model. No lock: each repair is a trans
 own that checks the job again, so two that try the same do it once.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from ..booking.finalize import record_end
 from ..booking.rq_jobs import RQBook, RunningJob, job_keys
 from ..messages import Claim
 from ..redis_client import is_passing
+from ..watched_thread import WatchedThread
 from .settings import IntakeSettings
 
 log = structlog.get_logger()
@@ -47,10 +47,8 @@ class Maintenance:
         self._book = book
         self._settings = settings
         self._claims = claims
-        self._on_death = on_death
         self._clock = clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
+        self._thread = WatchedThread("maintenance", self._run, on_death)
         self._between_since: dict[tuple[str, str], float] = {}
         """When an id was first seen between its queue and an execution."""
         self._unclaimed_since: dict[RunningJob, float] = {}
@@ -62,8 +60,7 @@ class Maintenance:
 
     def stop(self) -> None:
         """End the thread."""
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()
 
     def run_once(self) -> None:
         """Look at every queue of the model once; raises RedisError."""
@@ -80,20 +77,15 @@ class Maintenance:
         self._unclaimed_since = unclaimed
 
     def _run(self) -> None:
-        try:
-            while not self._stop.wait(self._settings.maintenance_s):
-                try:
-                    self.run_once()
-                except RedisError as error:
-                    if not is_passing(error):
-                        raise
-                    # What was seen before an outage says nothing after it.
-                    self._unclaimed_since.clear()
-                    log.warning("maintenance_failed", error=str(error))
-        except BaseException as error:
-            # Without this thread nobody may ever find a dead worker's jobs.
-            self._on_death(error)
-            raise
+        while not self._thread.stopping.wait(self._settings.maintenance_s):
+            try:
+                self.run_once()
+            except RedisError as error:
+                if not is_passing(error):
+                    raise
+                # What was seen before an outage says nothing after it.
+                self._unclaimed_since.clear()
+                log.warning("maintenance_failed", error=str(error))
 
     # Executions that nobody works on.
 

@@ -16,6 +16,7 @@ from rq.command import PUBSUB_CHANNEL_TEMPLATE
 
 from ..messages import Cancel, Claim
 from ..redis_client import is_passing
+from ..watched_thread import WatchedThread
 
 log = structlog.get_logger()
 
@@ -39,10 +40,8 @@ class StopCommands:
         self._channel = PUBSUB_CHANNEL_TEMPLATE % worker_id
         self._claims = claims
         self._post = post
-        self._on_death = on_death
-        self._stop = threading.Event()
         self.is_subscribed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stop-commands", daemon=True)
+        self._thread = WatchedThread("stop-commands", self._run, on_death)
 
     def start(self) -> None:
         """Start the thread."""
@@ -50,30 +49,24 @@ class StopCommands:
 
     def stop(self) -> None:
         """End the thread."""
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()
 
     def _run(self) -> None:
-        try:
-            while not self._stop.is_set():
-                try:
-                    self._listen()
-                except RedisError as error:
-                    if not is_passing(error):
-                        raise
-                    self.is_subscribed.clear()
-                    log.warning("stop_commands_paused", error=str(error))
-                    self._stop.wait(_OUTAGE_PAUSE_S)
-        except BaseException as error:
-            # A thread that dies quietly would look like a worker that obeys.
-            self._on_death(error)
-            raise
+        while not self._thread.stopping.is_set():
+            try:
+                self._listen()
+            except RedisError as error:
+                if not is_passing(error):
+                    raise
+                self.is_subscribed.clear()
+                log.warning("stop_commands_paused", error=str(error))
+                self._thread.stopping.wait(_OUTAGE_PAUSE_S)
 
     def _listen(self) -> None:
         with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
             pubsub.subscribe(self._channel)
             self.is_subscribed.set()
-            while not self._stop.is_set():
+            while not self._thread.stopping.is_set():
                 message = pubsub.get_message(timeout=_POLL_S)
                 if message is not None:
                     self._obey(message["data"])
