@@ -3,25 +3,26 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
-from headwater.schemas import keys
 from redis import Redis
 from redis.exceptions import RedisError
 
-from ..booking.rq_jobs import RQBook, job_keys
+from ..booking.rq_jobs import RQBook
 from ..messages import Admit, Cancel, Claim, Message
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
 from .cancel_watch import CancelWatch
 from .claimer import Claimer
-from .fair_share import FairShare, QueueId
+from .fair_share import FairShare
+from .queue_watch import QueueWatch
 from .settings import IntakeSettings
 
 log = structlog.get_logger()
 
-_CANCEL_POLL_S = 0.05
+_BUSY_POLL_S = 0.05
+"""Pause between two looks while jobs run."""
 _OUTAGE_PAUSE_S = 0.5
 
 
@@ -55,12 +56,12 @@ class Intake:
         post: Callable[[Message], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
-        self._redis = redis
         self._claims = claims
         self._settings = settings
         self._post = post
         self._claimer = Claimer(redis, book, settings)
         self._cancel_watch = CancelWatch(redis)
+        self._queue_watch = QueueWatch(redis, settings.model)
         self._share = FairShare(settings.max_wait_s)
         self._next_look_s = 0.0
         self._asked: set[str] = set()
@@ -96,36 +97,27 @@ class Intake:
             self._thread.stopping.wait(_OUTAGE_PAUSE_S)
             return
         if not has_claimed:
-            self._thread.stopping.wait(self._settings.poll_s)
+            self._thread.stopping.wait(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Return how long to wait before the next look.
+
+        Every wake-up takes a core from the engine for about a millisecond, caches and all, so
+        while jobs run there is one for both looks.
+        """
+        return _BUSY_POLL_S if self._claims.num_open else self._settings.poll_s
 
     def _claim_next(self) -> bool:
         """Claim one job if there is room and work; return whether to go on at once."""
         if self._drain.is_set() or self._claims.num_open >= self._settings.max_claims:
             return False
         now = time.monotonic()
-        for queue in self._share.order(self._waiting_queues(), now):
+        for queue in self._share.order(self._queue_watch.waiting(), now):
             num_tokens = self._claimer.claim(queue.name, self._accept)
             if num_tokens is not None:
                 self._share.claimed(queue, num_tokens)
                 return True
         return False
-
-    def _waiting_queues(self) -> list[QueueId]:
-        """Return the queues that hold something; none while RQ is suspended."""
-        model = self._settings.model
-        with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.exists("rq:suspended")
-            pipeline.smembers(keys.active_queues_key(model))
-            is_suspended, members = pipeline.execute()
-        names = [member.decode("utf-8", "replace") for member in members]
-        queues = [queue for name in names if (queue := QueueId.parse(name, model))]
-        if is_suspended or not queues:
-            return []
-        with self._redis.pipeline(transaction=False) as pipeline:
-            for queue in queues:
-                pipeline.llen(job_keys("", queue.name).queue)
-            depths: list[Any] = pipeline.execute()
-        return [queue for queue, depth in zip(queues, depths, strict=True) if depth]
 
     def _accept(self, claim: Claim) -> None:
         # Before the engine hears of it: its first event may come at once.
@@ -136,7 +128,8 @@ class Intake:
         now = time.monotonic()
         if now < self._next_look_s:
             return
-        self._next_look_s = now + _CANCEL_POLL_S
+        # Less than the pause, so that every wake-up looks, and not every claim of a burst.
+        self._next_look_s = now + _BUSY_POLL_S / 2
         claims = self._claims.open_claims()
         self._asked &= {claim.job_id for claim in claims}
         watched = [claim for claim in claims if claim.job_id not in self._asked]
