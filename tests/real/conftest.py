@@ -34,9 +34,13 @@ class WorkerProcess:
         return code
 
 
-def start_worker(url: str, *options: str) -> WorkerProcess:
-    """Start a worker with the demo model and wait until it serves."""
-    command = [sys.executable, "-m", "headwater.producer.cli", "worker", "--redis", url]
+def start_worker(url: str, *options: str, before: str = "") -> WorkerProcess:
+    """Start a worker with the demo model and wait until it serves.
+
+    *before* is Python that runs in its process first.
+    """
+    code = f"{before}\nfrom headwater.producer.cli import main\nmain()"
+    command = [sys.executable, "-c", code, "worker", "--redis", url]
     process = subprocess.Popen(
         [*command, "--model", "demo", "--alias", "demo", *options],
         stderr=subprocess.PIPE,

@@ -69,11 +69,11 @@ def test_sigterm_hands_back_and_another_worker_goes_on(
     own_server: EmbeddedServer, own_producer: Producer
 ) -> None:
     first = start_worker(own_server.url, "--drain-s", "0")
-    job_id = _submit_long(own_producer, 120)
+    job_id = _submit_long(own_producer, 60)
     _wait_for_delta(own_producer, job_id)
 
     assert first.stop(signal.SIGTERM) == 0
-    types = _finish_elsewhere(own_producer, own_server.url, job_id, 120)
+    types = _finish_elsewhere(own_producer, own_server.url, job_id, 60)
 
     assert types.count("released") == 1
     assert types.count("resumed") == 1
@@ -84,13 +84,13 @@ def test_a_killed_workers_job_goes_on_at_the_next_token(
     own_server: EmbeddedServer, own_producer: Producer
 ) -> None:
     first = start_worker(own_server.url, "--lease-s", "1")
-    job_id = _submit_long(own_producer, 120)
+    job_id = _submit_long(own_producer, 60)
     _wait_for_delta(own_producer, job_id)
     first.stop(signal.SIGKILL)
 
     heir = start_worker(own_server.url, "--lease-s", "1")
     result = collect(own_producer.tail(job_id))
-    undisturbed = _undisturbed(own_producer, 120)
+    undisturbed = _undisturbed(own_producer, 60)
 
     assert heir.stop() == 0
     assert list(result.choices[0].token_ids) == undisturbed
@@ -109,6 +109,39 @@ def test_sigterm_lets_running_jobs_finish(
     assert worker.stop(signal.SIGTERM) == 0
 
     types = [entry.event.type for entry in JobStreams(own_producer.redis).read(job_id)]
+    assert types[-1] == "finished"
+
+
+BREAK_THE_ENGINE = """
+from headwater.worker.engine import blas
+blas.preload()
+from headwater.worker.errors import EngineUnsound
+from headwater.worker.loop import GenerationLoop
+
+step, num_steps = GenerationLoop.step, 0
+
+def break_after_some_steps(loop):
+    global num_steps
+    num_steps += 1
+    if num_steps > 6:
+        raise EngineUnsound("the device is gone")
+    step(loop)
+
+GenerationLoop.step = break_after_some_steps
+"""
+
+
+def test_a_worker_whose_engine_is_unsound_hands_back_and_leaves(
+    own_server: EmbeddedServer, own_producer: Producer
+) -> None:
+    worker = start_worker(own_server.url, before=BREAK_THE_ENGINE)
+    job_id = _submit_long(own_producer, 60)
+
+    assert worker.process.wait(60) == 1
+    worker.reader.join()
+    assert any("the device is gone" in line for line in worker.log)
+    types = _finish_elsewhere(own_producer, own_server.url, job_id, 60)
+    assert types.count("released") == 1
     assert types[-1] == "finished"
 
 
