@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 import mlx.core as mx
 from mlx_lm.models import base
 
-from .group import LayerCache, OwnMask
+from .group import LayerCache, LayerSpan, OwnMask
 
 _NAME = "scaled_dot_product_attention"
 _original: Callable[..., mx.array] = base.scaled_dot_product_attention
@@ -74,14 +74,16 @@ def _own(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) ->
     )
 
 
-def _by_rows(queries: mx.array, depth: list[Any], kv_heads: int) -> _Part:
+def _by_rows(queries: mx.array, depth: list[LayerSpan], kv_heads: int) -> _Part:
     """Attend over one depth of the trie: every row has one segment there, or none."""
-    outputs, log_weights = [], []
+    outputs: list[mx.array] = []
+    log_weights: list[mx.array] = []
     next_row = 0
     value_dim = depth[0].layer.values.shape[-1]
     for span in depth:
         _add_gap(queries, next_row, span.first_row, value_dim, outputs, log_weights)
-        part = _span(queries[span.first_row : span.last_row], *span.layer, kv_heads)
+        keys, values = span.layer
+        part = _span(queries[span.first_row : span.last_row], keys, values, kv_heads)
         outputs.append(part.output)
         log_weights.append(part.log_weight)
         next_row = span.last_row

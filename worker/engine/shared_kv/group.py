@@ -32,9 +32,10 @@ class Row:
 
     def own(self, layer: int, start: int, end: int) -> LayerKV | None:
         """Return a view of own tokens [start, end) of a layer, None if nothing was computed."""
-        if self.group is None or self.group.layers[layer].kv is None or start == end:
+        kv = None if self.group is None else self.group.layers[layer].kv
+        if kv is None or start == end:
             return None
-        keys, values = self.group.layers[layer].kv
+        keys, values = kv
         at = slice(self.index, self.index + 1)
         return LayerKV(keys[at, :, start:end], values[at, :, start:end])
 
@@ -163,7 +164,7 @@ class Group:
         visible = mx.arange(self.capacity) <= places[:, :, None]
         self.step = Step(
             offset,
-            offset + mx.array(num_new),
+            offset + mx.array(list(num_new)),
             places[:, None, :, None],
             OwnMask(visible[:, None, None]),
         )
