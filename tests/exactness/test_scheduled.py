@@ -10,6 +10,7 @@ from headwater.worker.engine.merged_runner import MergedRunner
 from headwater.worker.engine.row_runner import RowRunner
 from headwater.worker.engine.runner import ModelRunner
 from headwater.worker.engine.sampler import Sampler
+from headwater.worker.engine.shared_kv import SharedPrefixRunner
 from headwater.worker.prefix_cache import PrefixCache
 from headwater.worker.scheduler import Footprint, Scheduler, SchedulerSettings
 from headwater.worker.sequence import Sequence, SequenceStatus
@@ -137,6 +138,17 @@ def test_scheduled_rows_get_the_tokens_of_their_prompts_alone(family) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_scheduled_rows_run_one_at_a_time_get_the_same_tokens(family) -> None:
     check_scheduled(family, RowRunner, range(3))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_scheduled_rows_over_shared_segments_are_exact_too(family) -> None:
+    check_scheduled(family, SharedPrefixRunner, range(10))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_a_hundred_scheduled_workloads_over_shared_segments_are_exact(family) -> None:
+    check_scheduled(family, SharedPrefixRunner, range(10, 110))
 
 
 def random_sampling(rng: random.Random) -> SamplingParams:

@@ -98,11 +98,11 @@ class SharedPrefixRunner:
     def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Refer to *prefix* and drop the row's own copy of it.
 
-        A prefix shorter than what the row shares already changes nothing.
+        The same prefix, or one shorter than what the row shares already, changes nothing.
         """
         old = self._rows[sequence]
         row = Row(cast(Seq[KVSegment], prefix))
-        if row.num_shared < old.num_shared:
+        if row.prefix == old.prefix or row.num_shared < old.num_shared:
             return
         check_range(0, row.num_shared, old.num_tokens)
         dropped = row.num_shared - old.num_shared

@@ -118,6 +118,31 @@ def test_a_rebased_row_drops_its_own_copy_and_goes_on(num_kept) -> None:
     scene.check(scene.decode([0, 1, 2]), [0, 1, 2])
 
 
+@pytest.mark.parametrize("member", [0, 2])
+def test_a_rebase_onto_nothing_new_changes_nothing(member) -> None:
+    scene = Scene("llama")
+    scene.prefill()
+    before = scene.runner.nbytes
+    root = scene.segments[tuple(scene.texts[0][:21])]
+
+    scene.runner.rebase(scene.rows[member], [])
+    scene.runner.rebase(scene.rows[0], [root])
+
+    assert scene.runner.nbytes == before
+    scene.check(scene.decode(range(6)), range(6))
+
+
+def test_a_row_whose_shared_segment_is_cut_goes_on_over_the_halves() -> None:
+    scene = Scene("llama")
+    scene.prefill()
+    other = scene.segments[tuple(scene.texts[1][:70])]
+
+    for member in (1, 4):
+        scene.runner.rebase(scene.rows[member], other.split(30))
+
+    scene.check(scene.decode(range(6)), range(6))
+
+
 def test_a_shared_segment_costs_its_rows_no_memory() -> None:
     scene = Scene("llama")
     assert scene.runner.nbytes == 0
