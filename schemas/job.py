@@ -54,6 +54,8 @@ class SamplingParams(WireModel):
     """Keep tokens whose probability is at least this share of the likeliest one's."""
     seed: int | None = Field(default=None, ge=0, le=limits.MAX_SEED, strict=True)
     """Draws depend on (seed, choice, index of the output token) only. Submit fills it in."""
+    n: int = Field(default=1, ge=1, le=limits.MAX_CHOICES, strict=True)
+    """Choices: independent texts of one prompt, which is computed once."""
 
 
 class GenerationJob(WireModel):

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
+from headwater.schemas import DeltaPart
+
 from .messages import Claim
 from .sequence import Sequence
 from .text import SequenceText, TextDiverged, Vocabulary
@@ -44,21 +46,41 @@ class JobOpener:
         return is_sampled and claim.sampler_version not in (None, self._sampler_version)
 
     def _fresh(self, claim: Claim, restart_reason: str | None) -> Opened:
-        text = SequenceText(self._vocabulary, claim.job, eos_token_ids=self._eos_token_ids)
-        return Opened([self._sequence(claim, [])], [text], restart_reason)
+        choices = range(claim.job.sampling.n)
+        return Opened(
+            [_sequence(claim, choice, []) for choice in choices],
+            [self._text(claim, (), choice) for choice in choices],
+            restart_reason,
+        )
 
     def _resumed(self, claim: Claim) -> Opened:
-        text = SequenceText.resume(
-            self._vocabulary, claim.job, claim.history, eos_token_ids=self._eos_token_ids
+        choices = range(claim.job.sampling.n)
+        return Opened(
+            [_sequence(claim, choice, _published(claim, choice)) for choice in choices],
+            [self._text(claim, claim.history, choice) for choice in choices],
+            None,
         )
-        token_ids = [token for part in claim.history for token in part.token_ids]
-        return Opened([self._sequence(claim, token_ids)], [text], None)
 
-    @staticmethod
-    def _sequence(claim: Claim, output_token_ids: list[int]) -> Sequence:
-        return Sequence(
+    def _text(self, claim: Claim, history: tuple[DeltaPart, ...], choice: int) -> SequenceText:
+        return SequenceText.resume(
+            self._vocabulary,
             claim.job,
-            output_token_ids=output_token_ids,
-            num_resumed_tokens=len(output_token_ids),
-            runs_alone=claim.strikes > 0,
+            history,
+            eos_token_ids=self._eos_token_ids,
+            choice=choice,
         )
+
+
+def _published(claim: Claim, choice: int) -> list[int]:
+    parts = (part for part in claim.history if part.choice == choice)
+    return [token for part in parts for token in part.token_ids]
+
+
+def _sequence(claim: Claim, choice: int, output_token_ids: list[int]) -> Sequence:
+    return Sequence(
+        claim.job,
+        choice,
+        output_token_ids=output_token_ids,
+        num_resumed_tokens=len(output_token_ids),
+        runs_alone=claim.strikes > 0,
+    )

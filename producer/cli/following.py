@@ -1,10 +1,11 @@
 """Printing a job's items as they come, and the exit code that says how it ended."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import typer
-from headwater.schemas import Cancelled, Expired, Failed, Finished
+from headwater.schemas import Cancelled, End, Expired, Failed, Finished
 
 from ..errors import JobLost, StreamExpired, UnknownJob
 from ..stream_reader import Ended, Output, Restart, TailItem
@@ -56,29 +57,32 @@ def _print_event(item: TailItem) -> None:
 
 
 class _TextPrinter:
-    """Writes the text as it comes; what is not text goes to stderr."""
+    """Writes the first choice's text as it comes, the others' at the end; notes go to stderr."""
 
     def __init__(self) -> None:
-        self._has_text = False
+        self._texts: defaultdict[int, str] = defaultdict(str)
 
     def print(self, item: TailItem) -> None:
         if isinstance(item, Output):
             for span in item.text:
-                typer.echo(span.text, nl=False)
-                self._has_text = True
+                self._texts[item.choice] += span.text
+                if item.choice == 0:
+                    typer.echo(span.text, nl=False)
         elif isinstance(item, Restart):
             typer.echo("\n[restarted: the text so far is void]", err=True)
-            self._has_text = False
+            self._texts.clear()
         elif isinstance(item, Ended):
-            self._print_end(item)
+            self._print_end(item.event)
 
-    def _print_end(self, ended: Ended) -> None:
-        event = ended.event
-        if isinstance(event, Finished) and not self._has_text:
+    def _print_end(self, event: End) -> None:
+        if isinstance(event, Finished) and not self._texts:
             # A job with stream="final" has its text here.
-            for choice in event.choices:
-                typer.echo(choice.text or "", nl=False)
+            self._texts.update({choice.choice: choice.text or "" for choice in event.choices})
+            typer.echo(self._texts[0], nl=False)
         typer.echo()
+        for choice in sorted(self._texts.keys() - {0}):
+            typer.echo(f"--- choice {choice}", err=True)
+            typer.echo(self._texts[choice])
         if isinstance(event, Failed):
             typer.echo(f"headwater: the job failed: {event.code}: {event.message}", err=True)
         elif not isinstance(event, Finished):

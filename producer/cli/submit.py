@@ -36,6 +36,7 @@ def submit(
         float, typer.Option(help="Keep tokens of at least this share of the likeliest one's.")
     ] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same draws.")] = None,
+    n: Annotated[int, typer.Option(help="Choices: texts of their own for one prompt.")] = 1,
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be given again.")
     ] = None,
@@ -77,6 +78,7 @@ def submit(
             "top_p": top_p,
             "min_p": min_p,
             "seed": seed,
+            "n": n,
         },
         max_tokens=max_tokens,
         stop=tuple(stop or ()),

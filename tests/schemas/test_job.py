@@ -185,4 +185,5 @@ def test_the_defaults_are_greedy() -> None:
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
+        "n": 1,
     }

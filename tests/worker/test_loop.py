@@ -246,9 +246,11 @@ def test_what_is_handed_back_is_gone_on_with_at_the_next_token(bench: Bench) -> 
     assert heir.sink.parts["j"][0].start == len(bench.sink.tokens("j"))
 
 
-def _history(token_ids: list[int], text: str | None = None) -> tuple[DeltaPart, ...]:
+def _history(
+    token_ids: list[int], text: str | None = None, choice: int = 0
+) -> tuple[DeltaPart, ...]:
     span = {"text_start": 0, "text": text_of(token_ids) if text is None else text}
-    return (DeltaPart(choice=0, start=0, token_ids=token_ids, text=(span,)),)
+    return (DeltaPart(choice=choice, start=0, token_ids=token_ids, text=(span,)),)
 
 
 def test_a_job_that_had_only_its_end_left_ends_without_generating(bench: Bench) -> None:
@@ -360,3 +362,44 @@ def test_a_struck_job_runs_beside_nobody_until_its_first_token(bench: Bench) -> 
 
     assert bench.sink.tokens("other") == greedy_alone(bench.model, PROMPT, 30)
     assert bench.sink.tokens("struck") == greedy_alone(bench.model, (8, 8, 8), 8)
+
+
+def test_choices_draw_for_themselves_and_share_the_prompt(bench: Bench) -> None:
+    prompt = PROMPT * 4
+    sampling = SamplingParams(temperature=1.0, seed=3, n=3)
+    bench.loop.admit(claim(prompt=prompt, sampling=sampling))
+    bench.run()
+
+    outputs = _by_choice(bench.sink.parts["j"])
+    assert sorted(outputs) == [0, 1, 2]
+    assert all(len(tokens) == 8 for tokens in outputs.values())
+    assert len({tuple(tokens) for tokens in outputs.values()}) == 3
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Finished)
+    assert [choice.choice for choice in end.choices] == [0, 1, 2]
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (24, 24)
+    assert bench.cache.statistics.num_reused_tokens >= 2 * 23
+
+
+def test_choices_are_resumed_each_at_its_own_token(bench: Bench) -> None:
+    sampling = SamplingParams(temperature=1.0, seed=3, n=2)
+    bench.loop.admit(claim(sampling=sampling))
+    bench.run()
+    whole = _by_choice(bench.sink.parts["j"])
+    history = tuple(
+        _history(whole[choice][:cut], choice=choice)[0] for choice, cut in ((0, 5), (1, 2))
+    )
+
+    heir = Bench(pipelined=bench.pipelined)
+    heir.loop.admit(claim(sampling=sampling, history=history, sampler_version=SAMPLER_VERSION))
+    heir.run()
+
+    rest = _by_choice(heir.sink.parts["j"])
+    assert rest == {0: whole[0][5:], 1: whole[1][2:]}
+
+
+def _by_choice(parts: Iterable[DeltaPart]) -> dict[int, list[int]]:
+    outputs: dict[int, list[int]] = {}
+    for part in parts:
+        outputs.setdefault(part.choice, []).extend(part.token_ids)
+    return outputs

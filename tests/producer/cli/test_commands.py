@@ -156,6 +156,17 @@ def test_tail_prints_one_event_a_line_as_json(run, redis: Redis) -> None:
     assert lines[1]["parts"][0]["text"] == [{"channel": "content", "text_start": 0, "text": "hi"}]
 
 
+def test_tail_prints_further_choices_after_the_first(run, redis: Redis) -> None:
+    second = delta(0, "oth").parts[0].model_copy(update={"choice": 1})
+    both = Delta(parts=(*delta(0, "one").parts, second))
+    write(redis, "job", STARTED, both, finished())
+
+    outcome = run("tail", "job")
+
+    assert outcome.out == "one\noth\n"
+    assert "choice 1" in outcome.err
+
+
 def test_tail_resumes_after_an_id(run, redis: Redis) -> None:
     write(redis, "job", STARTED, delta(0, "hé"), delta(2, "llo"), finished())
 
