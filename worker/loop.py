@@ -95,6 +95,11 @@ class GenerationLoop:
         return len(self._runs)
 
     @property
+    def kv_nbytes(self) -> int:
+        """Bytes of keys and values: the running rows' and the prefix cache's."""
+        return self._engine.nbytes + self._scheduler.cache_nbytes
+
+    @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
         return not self._runs and self._in_flight is None and self._scheduler.is_idle

@@ -16,9 +16,10 @@ from ..metrics import WorkerMetrics
 from ..settings import WorkerSettings
 from ..station import Station
 from .overhead import OverheadSettings
+from .record import RecordingSink
 from .report import Figures
 from .scenario import BenchError, Contest, OpenQueue, Peer
-from .workload import ALIAS, Prompts, RecordingSink, job
+from .workload import ALIAS, Prompts, make_job
 
 _TIMEOUT_S = 600.0
 _WORKER_ID = "bench"
@@ -46,7 +47,7 @@ class _Bench:
         self._runner = choose_runner(self._loaded.model, self._loaded.vocab_size)
         prompts = Prompts(self._loaded.vocab_size)
         self._jobs = [
-            job(
+            make_job(
                 f"job-{index}",
                 prompts.tokens(prompts.length(settings.shortest, settings.longest)),
                 settings.new_tokens,
@@ -56,14 +57,17 @@ class _Bench:
 
     def direct(self) -> Figures:
         """Give the loop all jobs at once and step it until they have ended."""
-        sink = RecordingSink()
+        sink = RecordingSink(time.perf_counter)
         loop = self._loop(sink)
         started = time.perf_counter()
         for each in self._jobs:
             loop.admit(Claim(job=each, queue_name="", execution_id="", attempt=1))
+        while len(sink.ended) < len(self._jobs):
+            loop.step()
+        wall_s = time.perf_counter() - started
         while not loop.is_idle:
             loop.step()
-        return self._figures(loop, time.perf_counter() - started)
+        return self._figures(loop, wall_s)
 
     def through_redis(self) -> Figures:
         """Submit all jobs to a worker that claims them; the last end in Redis stops the clock."""

@@ -3,9 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from . import detok, overhead, scheduler
+from . import batch_scenarios, budget, chat_scenarios, decode, detok, overhead, scheduler
 from .scenario import Scenario
 
-SCENARIOS: Mapping[str, Scenario[Any]] = {
-    scenario.name: scenario for scenario in (detok.SCENARIO, overhead.SCENARIO, scheduler.SCENARIO)
-}
+_ALL: tuple[Scenario[Any], ...] = (
+    detok.SCENARIO,
+    overhead.SCENARIO,
+    scheduler.SCENARIO,
+    batch_scenarios.UNIQUE,
+    batch_scenarios.SHARED_PREFIX,
+    batch_scenarios.NESTED_PREFIX,
+    chat_scenarios.MULTI_TURN,
+    chat_scenarios.MIXED,
+    decode.SCENARIO,
+    budget.SCENARIO,
+)
+SCENARIOS: Mapping[str, Scenario[Any]] = {scenario.name: scenario for scenario in _ALL}

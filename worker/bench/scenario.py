@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 from headwater.schemas import GenerationJob, HeadwaterError
 
+from . import memory
 from .report import BenchReport, Figures
 
 _MAX_REPEATED_PEER_S = 20.0
@@ -85,6 +86,8 @@ class Scenario(Generic[S]):
     """Settings that keep a run under 20 s."""
     repeat: int = 3
     quick_repeat: int = 1
+    measures_memory: bool = False
+    """Whether each side runs once more in a process of its own, for its peaks of memory."""
 
 
 def setting(default: Any, help_text: str) -> Any:
@@ -98,11 +101,13 @@ def run_scenario(
     *,
     repeat: int | None = None,
     quick: bool = False,
+    measure_memory: bool = True,
     open_queue: OpenQueue = no_queue,
 ) -> BenchReport:
     """Run us and the peers in turn, *repeat* times, and return the medians.
 
-    *quick* overrides the settings that the scenario names for it.
+    *quick* overrides the settings that the scenario names for it, and leaves out the memory keys,
+    as *measure_memory* does.
     """
     if quick:
         settings = replace(settings, **scenario.quick)
@@ -110,6 +115,9 @@ def run_scenario(
     contest = scenario.prepare(settings, open_queue)
     ours, *peers = _run_in_turn([contest.ours, *(p.measure for p in contest.peers)], num_runs)
     medians = [median_figures(runs) for runs in (ours, *peers)]
+    if scenario.measures_memory and measure_memory and not quick:
+        for side in (memory.OURS, memory.PEER):
+            medians[side] |= memory.measure_apart(scenario.name, asdict(settings), side)
     named = [
         {"name": peer.name, "version": peer.version, **figures, "repeat": len(runs)}
         for peer, figures, runs in zip(contest.peers, medians[1:], peers, strict=True)

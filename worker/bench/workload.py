@@ -1,13 +1,18 @@
-"""Jobs to measure with, the same in every run, and a sink that notes when their tokens come."""
+"""Jobs to measure with, the same in every run and for both sides, and when they arrive."""
 
+import heapq
+import itertools
 import random
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from typing import TypeAlias
 
-from headwater.schemas import DeltaPart, End, GenerationJob
+from headwater.schemas import GenerationJob
 
 ALIAS = "bench"
+
+FollowUp: TypeAlias = Callable[[GenerationJob, list[int]], GenerationJob | None]
+"""Makes the job that a job's end (with its output tokens) brings, if it brings one."""
 
 
 class Prompts:
@@ -26,7 +31,7 @@ class Prompts:
         return self._rng.randint(shortest, longest)
 
 
-def job(job_id: str, prompt: Seq[int], num_new_tokens: int) -> GenerationJob:
+def make_job(job_id: str, prompt: Seq[int], num_new_tokens: int) -> GenerationJob:
     """Return a greedy job that generates exactly *num_new_tokens*."""
     return GenerationJob(
         job_id=job_id,
@@ -37,30 +42,60 @@ def job(job_id: str, prompt: Seq[int], num_new_tokens: int) -> GenerationJob:
     )
 
 
-class RecordingSink:
-    """Notes every token with its time, and the ends; the loop's sink where there is no Redis."""
+class Arrivals:
+    """Jobs on their way to one side. Seconds count from that side's start."""
 
-    def __init__(self) -> None:
-        self.tokens: dict[str, list[int]] = {}
-        self.times: dict[str, list[float]] = {}
-        """Seconds of time.perf_counter, one for each token."""
-        self.ends: dict[str, End] = {}
+    def __init__(
+        self, jobs: Iterable[tuple[float, GenerationJob]], follow_up: FollowUp | None = None
+    ) -> None:
+        self._order = itertools.count()
+        self._coming = [(at, next(self._order), job) for at, job in jobs]
+        heapq.heapify(self._coming)
+        self._follow_up = follow_up
+        self.jobs: dict[str, GenerationJob] = {}
+        """Those that have arrived."""
+        self.arrived_s: dict[str, float] = {}
+        self.num_open = 0
+        """Jobs that have arrived and not ended."""
 
-    def delta(self, job_id: str, parts: Iterable[DeltaPart]) -> None:
-        """Note what came, and when."""
-        now = time.perf_counter()
-        for part in parts:
-            self.tokens.setdefault(job_id, []).extend(part.token_ids)
-            self.times.setdefault(job_id, []).extend([now] * len(part.token_ids))
+    @property
+    def is_done(self) -> bool:
+        """Whether every job has ended and none will come."""
+        return not self._coming and not self.num_open
 
-    def restart(self, job_id: str) -> None:
-        """Forget what is void."""
-        self.tokens[job_id] = []
-        self.times[job_id] = []
+    @property
+    def next_s(self) -> float:
+        """When the next job arrives, of those known to come."""
+        return self._coming[0][0]
 
-    def end(self, job_id: str, end: End) -> None:
-        """Note the end."""
-        self.ends[job_id] = end
+    def take(self, now: float) -> list[GenerationJob]:
+        """Return the jobs that have arrived since the last call."""
+        taken = []
+        while self._coming and self._coming[0][0] <= now:
+            at, _, job = heapq.heappop(self._coming)
+            self.arrived_s[job.job_id] = at
+            self.jobs[job.job_id] = job
+            self.num_open += 1
+            taken.append(job)
+        return taken
 
-    def release(self, job_id: str, reason: str) -> None:
-        """Nobody hands a job back here."""
+    def ended(self, job_id: str, token_ids: list[int], now: float) -> None:
+        """Note a job's end; it may bring another job at once."""
+        self.num_open -= 1
+        if self._follow_up is not None:
+            following = self._follow_up(self.jobs[job_id], token_ids)
+            if following is not None:
+                heapq.heappush(self._coming, (now, next(self._order), following))
+
+
+def num_unique_tokens(prompts: Iterable[Seq[int]]) -> int:
+    """Return the nodes of the trie of *prompts*: tokens that must be computed at least once."""
+    total = 0
+    last: tuple[int, ...] = ()
+    for prompt in sorted(map(tuple, prompts)):
+        shared = itertools.takewhile(
+            lambda pair: pair[0] == pair[1], zip(last, prompt, strict=False)
+        )
+        total += len(prompt) - sum(1 for _ in shared)
+        last = prompt
+    return total

@@ -64,6 +64,11 @@ class Scheduler(Generic[S]):
         return self._leaders.num_parked
 
     @property
+    def cache_nbytes(self) -> int:
+        """Bytes that the prefix cache holds."""
+        return self._cache.nbytes
+
+    @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do, and nothing left of what was done."""
         return not (self._placements or self._ended or self._rows.has_leftovers)
