@@ -1,4 +1,4 @@
-"""Scenarios whose jobs are all there at the start: unique, shared-prefix, nested-prefix."""
+"""Scenarios whose jobs are all there at the start, with and without prefixes in common."""
 
 from dataclasses import dataclass
 
@@ -47,6 +47,19 @@ class NestedPrefixSettings:
     batch: int = setting(32, _BATCH)
 
 
+@dataclass(frozen=True)
+class SamplesSettings:
+    """Flags of scenario samples."""
+
+    model: str = setting("demo", _MODEL)
+    jobs: int = setting(4, "Prompts that share nothing.")
+    n: int = setting(8, "Choices of each prompt.")
+    prompt_tokens: int = setting(256, "Tokens of each prompt.")
+    new_tokens: int = setting(32, "Tokens that each choice generates.")
+    temperature: float = setting(0.8, "Of all choices; 0 is greedy.")
+    batch: int = setting(32, _BATCH)
+
+
 def _prepare_unique(settings: UniqueSettings, _: OpenQueue) -> Contest:
     from .generation_contest import prepare_unique
 
@@ -63,6 +76,12 @@ def _prepare_nested_prefix(settings: NestedPrefixSettings, _: OpenQueue) -> Cont
     from .generation_contest import prepare_nested_prefix
 
     return prepare_nested_prefix(settings)
+
+
+def _prepare_samples(settings: SamplesSettings, _: OpenQueue) -> Contest:
+    from .generation_contest import prepare_samples
+
+    return prepare_samples(settings)
 
 
 UNIQUE = Scenario(
@@ -87,5 +106,13 @@ NESTED_PREFIX = Scenario(
     settings=NestedPrefixSettings,
     prepare=_prepare_nested_prefix,
     quick={"jobs": 4, "shared_tokens": 64, "group": 2, "group_tokens": 32, "new_tokens": 4},
+    measures_memory=True,
+)
+SAMPLES = Scenario(
+    name="samples",
+    summary="Several choices of each prompt, against mlx-lm's batch generator.",
+    settings=SamplesSettings,
+    prepare=_prepare_samples,
+    quick={"jobs": 2, "n": 3, "prompt_tokens": 64, "new_tokens": 4},
     measures_memory=True,
 )

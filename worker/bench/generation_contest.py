@@ -3,11 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwater.schemas import GenerationJob
+from headwater.schemas import GenerationJob, SamplingParams
 from mlx_lm.models.cache import LRUPromptCache
 
 from ..assembly import LoopSettings
-from .batch_scenarios import NestedPrefixSettings, SharedPrefixSettings, UniqueSettings
+from .batch_scenarios import (
+    NestedPrefixSettings,
+    SamplesSettings,
+    SharedPrefixSettings,
+    UniqueSettings,
+)
 from .chat_scenarios import MixedSettings, MultiTurnSettings
 from .environment import version
 from .record import Record
@@ -28,6 +33,7 @@ class _Work:
     arrivals: Callable[[], Arrivals]
     batch: int
     target_itl_ms: float = 400.0
+    temperature: float = 0.0
     uses_prompt_cache: bool = False
     """Whether the peer gets mlx-lm's prompt cache."""
     is_asked: Callable[[str], bool] = lambda _: True
@@ -74,6 +80,19 @@ def prepare_nested_prefix(settings: NestedPrefixSettings) -> Contest:
         settings.new_tokens,
         settings.batch,
     )
+
+
+def prepare_samples(settings: SamplesSettings) -> Contest:
+    """Several choices of each prompt; the peer gets the prompt once for each choice."""
+    lab = Lab(settings.model)
+    prompts = Prompts(lab.loaded.vocab_size)
+    jobs = []
+    for index in range(settings.jobs):
+        sampling = SamplingParams(n=settings.n, temperature=settings.temperature, seed=index)
+        prompt = prompts.tokens(settings.prompt_tokens)
+        jobs.append((0.0, make_job(f"job-{index}", prompt, settings.new_tokens, sampling)))
+    work = _Work(lab, lambda: Arrivals(jobs), settings.batch, temperature=settings.temperature)
+    return _contest(work)
 
 
 def prepare_multi_turn(settings: MultiTurnSettings) -> Contest:
@@ -139,11 +158,20 @@ def _contest(work: _Work) -> Contest:
 
     def peer() -> Figures:
         cache = LRUPromptCache(max_size=_PEER_CACHE_ENTRIES) if work.uses_prompt_cache else None
-        last["peer"] = run_mlx_lm(work.lab, work.arrivals(), work.batch, cache)
+        last["peer"] = run_mlx_lm(
+            work.lab,
+            work.arrivals(),
+            work.batch,
+            prompt_cache=cache,
+            temperature=work.temperature,
+        )
         return last["peer"].figures(work.is_asked)
 
     def ratio(ours: Figures, peer: Figures) -> Figures:
-        return {**speed_ratios(ours, peer), "same_text": same_text(last["ours"], last["peer"])}
+        ratios = speed_ratios(ours, peer)
+        if work.temperature == 0:
+            ratios["same_text"] = same_text(last["ours"], last["peer"])
+        return ratios
 
     name = "mlx-lm BatchGenerator" + (" + LRUPromptCache" if work.uses_prompt_cache else "")
     return Contest(ours, (Peer(name, version("mlx-lm") or "", peer),), ratio)

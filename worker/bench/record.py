@@ -18,31 +18,33 @@ class Record:
 
     arrivals: Arrivals
     tokens: dict[str, list[int]] = field(default_factory=dict)
+    """By sequence: see sequence_name."""
     times: dict[str, list[float]] = field(default_factory=dict)
-    """When each token came."""
+    """When each token came, by sequence."""
     step_s: list[float] = field(default_factory=list)
     num_computed_prompt_tokens: int = 0
     peak_kv_bytes: int = 0
     cpu_s: float = 0.0
     """Processor seconds of all threads; they tell more than the clock on a busy machine."""
 
-    def add(self, job_id: str, token_ids: Iterable[int], now: float) -> None:
-        """Note tokens of a job."""
+    def add(self, sequence: str, token_ids: Iterable[int], now: float) -> None:
+        """Note tokens of a sequence."""
         for token_id in token_ids:
-            self.tokens.setdefault(job_id, []).append(token_id)
-            self.times.setdefault(job_id, []).append(now)
+            self.tokens.setdefault(sequence, []).append(token_id)
+            self.times.setdefault(sequence, []).append(now)
 
     def figures(self, is_asked: Callable[[str], bool] = lambda _: True) -> Figures:
         """Return the figures; TTFT of those jobs that *is_asked* names."""
         firsts = [
-            times[0] - self.arrivals.arrived_s[job_id]
-            for job_id, times in self.times.items()
-            if is_asked(job_id)
+            times[0] - self.arrivals.arrived_s[job_of(sequence)]
+            for sequence, times in self.times.items()
+            if is_asked(job_of(sequence))
         ]
         gaps = [
             after - before for times in self.times.values() for before, after in pairwise(times)
         ]
-        prompts = [job.prompt_token_ids for job in self.arrivals.jobs.values()]
+        jobs = self.arrivals.jobs.values()
+        prompts = [job.prompt_token_ids for job in jobs for _ in range(job.sampling.n)]
         wall_s = max(times[-1] for times in self.times.values())
         num_generated = sum(map(len, self.tokens.values()))
         return {
@@ -59,6 +61,16 @@ class Record:
             "step_p50_ms": statistics.median(self.step_s) * 1e3,
             "peak_kv_bytes": float(self.peak_kv_bytes),
         }
+
+
+def sequence_name(job_id: str, choice: int) -> str:
+    """Return the name under which a record keeps a job's choice; the first one's is the job's."""
+    return f"{job_id}/{choice}" if choice else job_id
+
+
+def job_of(sequence: str) -> str:
+    """Return the job id in a sequence's name."""
+    return sequence.partition("/")[0]
 
 
 def _quantiles(name: str, seconds: list[float]) -> Figures:
@@ -88,12 +100,11 @@ class RecordingSink:
         """Note what came, and when."""
         now = self._clock()
         for part in parts:
-            self.record.add(job_id, part.token_ids, now)
+            self.record.add(sequence_name(job_id, part.choice), part.token_ids, now)
 
     def restart(self, job_id: str) -> None:
-        """Forget what is void."""
-        self.record.tokens.pop(job_id, None)
-        self.record.times.pop(job_id, None)
+        """Raise: only what an earlier attempt published can be void."""
+        raise BenchError(f"{job_id} was restarted")
 
     def end(self, job_id: str, end: End) -> None:
         """Note the end. Raises BenchError for a job that failed."""

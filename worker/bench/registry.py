@@ -13,6 +13,7 @@ _ALL: tuple[Scenario[Any], ...] = (
     batch_scenarios.UNIQUE,
     batch_scenarios.SHARED_PREFIX,
     batch_scenarios.NESTED_PREFIX,
+    batch_scenarios.SAMPLES,
     chat_scenarios.MULTI_TURN,
     chat_scenarios.MIXED,
     decode.SCENARIO,

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from headwater.schemas import GenerationJob
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import LRUPromptCache
+from mlx_lm.sample_utils import make_sampler
 
 from ..assembly import LoopSettings, build_loop
 from ..engine.loading import LoadedModel, load_model
@@ -15,7 +16,7 @@ from ..engine.parity import choose_runner
 from ..loop import GenerationLoop
 from ..messages import Claim
 from ..metrics import WorkerMetrics
-from .record import Record, RecordingSink
+from .record import Record, RecordingSink, sequence_name
 from .workload import ALIAS, Arrivals, Prompts, make_job
 
 _WARMUP_TOKENS = 128
@@ -76,14 +77,20 @@ def _run_out(loop: GenerationLoop) -> None:
 
 
 def run_mlx_lm(
-    lab: Lab, arrivals: Arrivals, batch: int, prompt_cache: LRUPromptCache | None = None
+    lab: Lab,
+    arrivals: Arrivals,
+    batch: int,
+    *,
+    prompt_cache: LRUPromptCache | None = None,
+    temperature: float = 0.0,
 ) -> Record:
     """Run the jobs through BatchGenerator with its own defaults.
 
     With *prompt_cache* a job starts from the nearest prefix in it, and its end is put there, as
-    mlx-lm's server does.
+    mlx-lm's server does. All jobs must ask for *temperature*.
     """
-    peer = _MlxLm(lab, batch, prompt_cache)
+    sampler = make_sampler(temp=temperature) if temperature else None
+    peer = _MlxLm(lab, batch, prompt_cache, sampler)
     peer.warm_up()
     record = Record(arrivals)
     cpu_before = time.process_time()
@@ -103,14 +110,29 @@ def run_mlx_lm(
     return record
 
 
+class _Row(NamedTuple):
+    job: GenerationJob
+    choice: int
+
+
 class _MlxLm:
     """mlx-lm's batch generator, with jobs for its uids."""
 
-    def __init__(self, lab: Lab, batch: int, prompt_cache: LRUPromptCache | None) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        batch: int,
+        prompt_cache: LRUPromptCache | None,
+        sampler: Callable[[mx.array], mx.array] | None,
+    ) -> None:
         self._lab = lab
         self._prompt_cache = prompt_cache
-        self._generator: Any = BatchGenerator(lab.loaded.model, completion_batch_size=batch)
-        self._jobs: dict[int, GenerationJob] = {}
+        self._generator: Any = BatchGenerator(
+            lab.loaded.model, completion_batch_size=batch, sampler=sampler
+        )
+        self._rows: dict[int, _Row] = {}
+        self._num_open: dict[str, int] = {}
+        """Choices that have not ended, by job."""
 
     @property
     def kv_nbytes(self) -> int:
@@ -126,7 +148,11 @@ class _MlxLm:
             pass
 
     def insert(self, job: GenerationJob) -> int:
-        """Take a job; return how many tokens of its prompt have to be computed."""
+        """Take a job; return how many prompt tokens have to be computed for it."""
+        self._num_open[job.job_id] = job.sampling.n
+        return sum(self._insert_choice(job, choice) for choice in range(job.sampling.n))
+
+    def _insert_choice(self, job: GenerationJob, choice: int) -> int:
         prompt = list(job.prompt_token_ids)
         cache, rest = None, prompt
         if self._prompt_cache is not None:
@@ -135,7 +161,7 @@ class _MlxLm:
         (uid,) = self._generator.insert(
             [rest], max_tokens=[job.max_tokens], caches=[cache], all_tokens=[done]
         )
-        self._jobs[uid] = job
+        self._rows[uid] = _Row(job, choice)
         return len(rest)
 
     def step(self, record: Record, clock: Callable[[], float]) -> None:
@@ -143,15 +169,19 @@ class _MlxLm:
         _, responses = self._generator.next()
         now = clock()
         for response in responses:
-            job = self._jobs[response.uid]
-            record.add(job.job_id, [response.token], now)
-            if response.finish_reason is None:
-                continue
-            del self._jobs[response.uid]
-            if self._prompt_cache is not None:
-                self._prompt_cache.insert_cache(
-                    ALIAS, response.all_tokens[:], response.prompt_cache
-                )
+            row = self._rows[response.uid]
+            record.add(sequence_name(row.job.job_id, row.choice), [response.token], now)
+            if response.finish_reason is not None:
+                del self._rows[response.uid]
+                self._end(row.job, response, record, clock)
+
+    def _end(
+        self, job: GenerationJob, response: Any, record: Record, clock: Callable[[], float]
+    ) -> None:
+        if self._prompt_cache is not None:
+            self._prompt_cache.insert_cache(ALIAS, response.all_tokens[:], response.prompt_cache)
+        self._num_open[job.job_id] -= 1
+        if not self._num_open[job.job_id]:
             record.arrivals.ended(job.job_id, record.tokens[job.job_id], clock())
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
-from headwater.schemas import GenerationJob
+from headwater.schemas import GenerationJob, SamplingParams
 
 ALIAS = "bench"
 
@@ -31,14 +31,17 @@ class Prompts:
         return self._rng.randint(shortest, longest)
 
 
-def make_job(job_id: str, prompt: Seq[int], num_new_tokens: int) -> GenerationJob:
-    """Return a greedy job that generates exactly *num_new_tokens*."""
+def make_job(
+    job_id: str, prompt: Seq[int], num_new_tokens: int, sampling: SamplingParams | None = None
+) -> GenerationJob:
+    """Return a job, greedy without *sampling*, that generates exactly *num_new_tokens*."""
     return GenerationJob(
         job_id=job_id,
         model=ALIAS,
         prompt_token_ids=tuple(prompt),
         max_tokens=num_new_tokens,
         ignore_eos=True,
+        sampling=sampling or SamplingParams(),
     )
 
 

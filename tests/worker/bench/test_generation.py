@@ -9,6 +9,7 @@ SMALL = {
     "unique": {"jobs": 4, "longest": 64, "new_tokens": 4},
     "shared-prefix": {"jobs": 4, "shared_tokens": 64, "new_tokens": 4},
     "nested-prefix": {"jobs": 4, "shared_tokens": 64, "group": 2, "group_tokens": 32},
+    "samples": {"jobs": 2, "n": 3, "prompt_tokens": 64, "new_tokens": 4, "temperature": 0.0},
     "multi-turn": {"chats": 3, "turns": 2, "system_tokens": 64, "new_tokens": 4},
     "mixed": {"long_tokens": 256, "jobs": 2, "first_s": 0.0, "every_s": 0.01, "new_tokens": 4},
     "memory": {"jobs": 6, "prompt_tokens": 32, "new_tokens": 8, "rows": 2},
@@ -38,6 +39,14 @@ def test_we_compute_a_shared_prefix_once_and_the_peer_for_each(name, tiny_folder
 
     assert found.ratio["computed_over_unique"] == 1.0
     assert found.peers[0]["prompt_tokens_computed"] == found.ours["prompt_tokens"]
+
+
+def test_every_choice_is_counted(tiny_folder):
+    found = report("samples", tiny_folder, temperature=0.8)
+
+    assert found.ours["generated_tokens"] == found.peers[0]["generated_tokens"] == 2 * 3 * 4
+    assert found.ours["prompt_tokens"] == found.peers[0]["prompt_tokens_computed"] == 2 * 3 * 64
+    assert found.ours["prompt_tokens_computed"] < 2 * 64 * 1.5
 
 
 def test_a_chats_next_turn_continues_the_one_before(tiny_folder):
