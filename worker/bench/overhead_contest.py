@@ -29,7 +29,7 @@ def prepare(settings: OverheadSettings, open_queue: OpenQueue) -> Contest:
     """Load the model, on the thread that measures."""
     bench = _Bench(settings, open_queue)
     direct = Peer("the loop without Redis", "this commit", bench.direct)
-    return Contest(ours=bench.through_redis, peers=(direct,), ratio=_ratio)
+    return Contest(ours=bench.through_redis, peers=(direct,), ratio=_ratio, in_pairs=True)
 
 
 def _ratio(ours: Figures, peer: Figures) -> Figures:

@@ -71,6 +71,9 @@ class Contest:
     peers: tuple[Peer, ...]
     ratio: Callable[[Figures, Figures], Figures]
     """From our medians and the first peer's."""
+    in_pairs: bool = False
+    """Whether every run of ours has one of the peer's beside it, however slow that is, and the
+    ratios are medians over the pairs: for small differences on a machine with other work."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def run_scenario(
         settings = replace(settings, **scenario.quick)
     num_runs = repeat or (scenario.quick_repeat if quick else scenario.repeat)
     contest = scenario.prepare(settings, open_queue)
-    ours, *peers = _run_in_turn([contest.ours, *(p.measure for p in contest.peers)], num_runs)
+    ours, *peers = _run_in_turn(contest, num_runs)
     medians = [median_figures(runs) for runs in (ours, *peers)]
     if scenario.measures_memory and measure_memory and not quick:
         for side in (memory.OURS, memory.PEER):
@@ -127,7 +130,7 @@ def run_scenario(
         settings={**asdict(settings), "quick": quick, "repeat": len(ours)},
         ours=medians[0],
         peers=tuple(named),
-        ratio=contest.ratio(medians[0], medians[1]) if peers else {},
+        ratio=_ratio(contest, ours, peers, medians),
     )
 
 
@@ -136,8 +139,19 @@ def median_figures(runs: list[Figures]) -> Figures:
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
-def _run_in_turn(measures: list[Measure], num_runs: int) -> list[list[Figures]]:
+def _ratio(
+    contest: Contest, ours: list[Figures], peers: list[list[Figures]], medians: list[Figures]
+) -> Figures:
+    if not peers:
+        return {}
+    if contest.in_pairs:
+        return median_figures(list(map(contest.ratio, ours, peers[0])))
+    return contest.ratio(medians[0], medians[1])
+
+
+def _run_in_turn(contest: Contest, num_runs: int) -> list[list[Figures]]:
     """Return each contestant's runs; one that is slow (and not us) runs once."""
+    measures = [contest.ours, *(peer.measure for peer in contest.peers)]
     results: list[list[Figures]] = [[] for _ in measures]
     is_slow = [False] * len(measures)
     for _ in range(num_runs):
@@ -148,7 +162,8 @@ def _run_in_turn(measures: list[Measure], num_runs: int) -> list[list[Figures]]:
             with _without_collection():
                 results[index].append(measure())
             wall_s = time.perf_counter() - started
-            is_slow[index] = index > 0 and wall_s > _MAX_REPEATED_PEER_S
+            is_peer = index > 0 and not contest.in_pairs
+            is_slow[index] = is_peer and wall_s > _MAX_REPEATED_PEER_S
     return results
 
 

@@ -83,6 +83,25 @@ def test_a_slow_peer_runs_once_and_says_so(monkeypatch) -> None:
     assert report.peers[0]["repeat"] == 1
 
 
+def test_pairs_are_never_cut_short_and_compared_one_by_one(monkeypatch) -> None:
+    monkeypatch.setattr(scenario_module, "_MAX_REPEATED_PEER_S", -1.0)
+    walls = iter([1.0, 2.0, 5.0, 50.0, 3.0, 12.0])  # ours, peer, ours, peer, ours, peer
+
+    def measure() -> Figures:
+        return {"wall_s": next(walls)}
+
+    def prepare(settings: CountSettings, _: OpenQueue) -> Contest:
+        peers = (Peer("peer", "1.0", measure),)
+        return Contest(
+            measure, peers, lambda a, b: {"speedup": b["wall_s"] / a["wall_s"]}, in_pairs=True
+        )
+
+    scenario = Scenario("pairs", "Pairs.", CountSettings, prepare, quick={"size": 1})
+    report = run_scenario(scenario, CountSettings())
+    assert report.peers[0]["repeat"] == 3
+    assert report.ratio == {"speedup": 4.0}
+
+
 def test_the_json_object_has_the_contracts_keys() -> None:
     report = run_scenario(Recorder().scenario, CountSettings()).to_json()
     assert list(report) == [
