@@ -21,13 +21,15 @@ from headwater.schemas import (
 from headwater.worker.admission import ModelLimits
 from headwater.worker.engine.engine import Engine
 from headwater.worker.engine.merged_runner import MergedRunner
+from headwater.worker.engine.runner import ModelRunner
 from headwater.worker.engine.sampler import SAMPLER_VERSION, Sampler
+from headwater.worker.engine.shared_kv.runner import SharedPrefixRunner
 from headwater.worker.job_opening import JobOpener
 from headwater.worker.loop import GenerationLoop
 from headwater.worker.messages import Claim
 from headwater.worker.metrics import WorkerMetrics
 from headwater.worker.prefix_cache import PrefixCache
-from headwater.worker.scheduler import Scheduler, SchedulerSettings
+from headwater.worker.scheduler import Footprint, Scheduler, SchedulerSettings
 from headwater.worker.text import Vocabulary
 from tokenizers import Tokenizer, decoders, models
 
@@ -73,6 +75,7 @@ class Bench:
     """A loop on a tiny model, and a clock that the test moves."""
 
     pipelined: bool = True
+    runner: Callable[[Any], ModelRunner] = MergedRunner
     alter: Callable[[Any], Any] = lambda model: model
     now: float = 0.0
 
@@ -80,9 +83,12 @@ class Bench:
         self.model = self.alter(tiny_model("llama"))
         self.sink = ListSink()
         self.metrics = WorkerMetrics()
-        runner = MergedRunner(self.model)
+        runner = self.runner(self.model)
         self.cache: PrefixCache[Any] = PrefixCache(runner.cache_kind)
-        self.scheduler = Scheduler(self.cache, SchedulerSettings(max_batch=4))
+        self.scheduler = Scheduler(
+            self.cache,
+            SchedulerSettings(max_batch=4, footprint=Footprint(shares_prefix=runner.shares_prefix)),
+        )
         self.engine = Engine(runner, Sampler(VOCABULARY_SIZE, ()))
         self.loop = GenerationLoop(
             self.engine,
@@ -127,9 +133,13 @@ def claim(job_id: str = "j", *, prompt: tuple[int, ...] = PROMPT, **fields: Any)
     return Claim(job=job, queue_name="q", execution_id="e", attempt=1, **in_claim)
 
 
-@pytest.fixture(params=[True, False], ids=["pipelined", "in step"])
+@pytest.fixture(
+    params=[(True, MergedRunner), (False, MergedRunner), (True, SharedPrefixRunner)],
+    ids=["merged, pipelined", "merged", "shared, pipelined"],
+)
 def bench(request: pytest.FixtureRequest) -> Bench:
-    return Bench(pipelined=request.param)
+    pipelined, runner = request.param
+    return Bench(pipelined=pipelined, runner=runner)
 
 
 def test_a_job_gives_what_its_prompt_alone_gives(bench: Bench) -> None:
@@ -235,7 +245,7 @@ def test_what_is_handed_back_is_gone_on_with_at_the_next_token(bench: Bench) -> 
     assert bench.sink.released == ["j"]
     assert 0 < len(bench.sink.tokens("j")) < 20
 
-    heir = Bench(pipelined=bench.pipelined)
+    heir = Bench(pipelined=bench.pipelined, runner=bench.runner)
     heir.loop.admit(claim(max_tokens=20, history=history, sampler_version=SAMPLER_VERSION))
     heir.run()
 
@@ -337,7 +347,7 @@ class PoisonedModel:
 
 
 def test_a_row_that_cannot_be_computed_fails_alone(bench: Bench) -> None:
-    poisoned = Bench(pipelined=bench.pipelined, alter=PoisonedModel)
+    poisoned = Bench(pipelined=bench.pipelined, runner=bench.runner, alter=PoisonedModel)
     poisoned.loop.admit(claim("bad", prompt=(1, 2, POISON)))
     poisoned.loop.admit(claim("good"))
     poisoned.run()
@@ -390,7 +400,7 @@ def test_choices_are_resumed_each_at_its_own_token(bench: Bench) -> None:
         _history(whole[choice][:cut], choice=choice)[0] for choice, cut in ((0, 5), (1, 2))
     )
 
-    heir = Bench(pipelined=bench.pipelined)
+    heir = Bench(pipelined=bench.pipelined, runner=bench.runner)
     heir.loop.admit(claim(sampling=sampling, history=history, sampler_version=SAMPLER_VERSION))
     heir.run()
 

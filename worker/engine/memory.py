@@ -47,6 +47,8 @@ class RowCost(NamedTuple):
     """Whatever the row's length: recurrent states, windows."""
     bytes_per_prefill_token: int
     """Activations, while a forward runs."""
+    shares_prefix: bool
+    """Whether the prefix cache's segments are not copied into rows."""
 
 
 def measure_row_cost(runner: ModelRunner, loaded: LoadedModel) -> RowCost:
@@ -57,6 +59,7 @@ def measure_row_cost(runner: ModelRunner, loaded: LoadedModel) -> RowCost:
         bytes_per_token=per_token,
         bytes_per_row=max(0, short - per_token * _PROBE_TOKENS[0]),
         bytes_per_prefill_token=_activation_nbytes(loaded.config),
+        shares_prefix=runner.shares_prefix,
     )
 
 

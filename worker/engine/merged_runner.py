@@ -23,6 +23,8 @@ class MergedRunner:
     the joins and the leaves of a step are each made in one go, at the next decode.
     """
 
+    shares_prefix = False
+
     def __init__(self, model: Module) -> None:
         caches = make_prompt_cache(model)
         if not is_batchable(caches):

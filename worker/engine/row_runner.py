@@ -65,6 +65,8 @@ class Row:
 class RowRunner:
     """A ModelRunner that gives every row a forward of its own."""
 
+    shares_prefix = False
+
     def __init__(self, model: Module) -> None:
         self._model = model
         self._projection = Projection(model)

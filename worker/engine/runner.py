@@ -33,6 +33,8 @@ class ModelRunner(Protocol):
     """
 
     cache_kind: CacheKind
+    shares_prefix: bool
+    """Whether rows refer to the segments of their prefix instead of copying them."""
 
     @property
     def nbytes(self) -> int:

@@ -1,5 +1,6 @@
 """Rows that compute together: their own keys and values, padded to one capacity."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, NoReturn
 
@@ -8,12 +9,18 @@ import mlx.core as mx
 from ..segments import KVSegment, LayerKV
 from .layout import Span, bucket, find_spans
 
+MAX_ABSORBED_TOKENS = 128
+"""A segment up to this long that only one row uses is copied into the row: each segment costs a
+pass of its own in every layer, which pays where several rows share it or where it is long."""
+
 
 class Row:
     """Where a sequence's keys and values are: shared segments, then its own in a group."""
 
     def __init__(self, prefix: Seq[KVSegment]) -> None:
         self.prefix = tuple(prefix)
+        self.lone: tuple[KVSegment, ...] = ()
+        """Segments behind *prefix* that become own tokens when the row joins its next group."""
         self.num_shared = sum(segment.num_tokens for segment in prefix)
         self.num_own = 0
         self.group: Group | None = None
@@ -30,6 +37,26 @@ class Row:
             self.group.forget_one()
             self.group = None
 
+    def absorb(self, num_users: Mapping[int, int]) -> None:
+        """Take short segments at the prefix's end that nobody else uses as own tokens.
+
+        *num_users* counts all rows there are by the id of a segment.
+        """
+        keep = len(self.prefix)
+        while keep and _is_lone(self.prefix[keep - 1], num_users):
+            keep -= 1
+        self.prefix, self.lone = self.prefix[:keep], self.prefix[keep:] + self.lone
+        num_moved = self.num_shared - sum(segment.num_tokens for segment in self.prefix)
+        self.num_shared -= num_moved
+        self.num_own += num_moved
+
+    def own_pieces(self, layer: int) -> list[LayerKV]:
+        """Return the own tokens of a layer, in order: lone segments, then the group's."""
+        num_lone = sum(segment.num_tokens for segment in self.lone)
+        buffered = self.own(layer, 0, self.num_own - num_lone)
+        pieces = [segment.layers[layer] for segment in self.lone]
+        return pieces if buffered is None else [*pieces, buffered]
+
     def own(self, layer: int, start: int, end: int) -> LayerKV | None:
         """Return a view of own tokens [start, end) of a layer, None if nothing was computed."""
         kv = None if self.group is None else self.group.layers[layer].kv
@@ -38,6 +65,10 @@ class Row:
         keys, values = kv
         at = slice(self.index, self.index + 1)
         return LayerKV(keys[at, :, start:end], values[at, :, start:end])
+
+
+def _is_lone(segment: KVSegment, num_users: Mapping[int, int]) -> bool:
+    return num_users[id(segment)] == 1 and segment.num_tokens <= MAX_ABSORBED_TOKENS
 
 
 class OwnMask:
@@ -127,7 +158,7 @@ class Group:
         self.num_members = len(rows)
         for index, row in enumerate(rows):
             row.leave()
-            row.group, row.index = self, index
+            row.group, row.index, row.lone = self, index, ()
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -189,23 +220,25 @@ def pad_tokens(array: mx.array, capacity: int) -> mx.array:
 
 def _join(rows: Seq[Row], layer: int, capacity: int) -> LayerKV | None:
     """Copy the rows' own keys and values of a layer into one buffer."""
-    pieces = [row.own(layer, 0, row.num_own) for row in rows]
-    like = next((piece for piece in pieces if piece is not None), None)
+    pieces = [row.own_pieces(layer) for row in rows]
+    like = next((of_row[0] for of_row in pieces if of_row), None)
     if like is None:
         return None
     return LayerKV(
         *(
-            mx.concatenate(
-                [
-                    mx.zeros((1, example.shape[1], capacity, example.shape[3]), example.dtype)
-                    if piece is None
-                    else pad_tokens(piece[part], capacity)
-                    for piece in pieces
-                ]
-            )
+            mx.concatenate([_padded(of_row, part, example, capacity) for of_row in pieces])
             for part, example in enumerate(like)
         )
     )
+
+
+def _padded(pieces: list[LayerKV], part: int, like: mx.array, capacity: int) -> mx.array:
+    """Return one row's keys (part 0) or values (part 1), (1, heads, capacity, D)."""
+    if not pieces:
+        return mx.zeros((1, like.shape[1], capacity, like.shape[3]), like.dtype)
+    arrays = [piece[part] for piece in pieces]
+    whole = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=2)
+    return pad_tokens(whole, capacity)
 
 
 def _by_depth(spans: Seq[Span]) -> list[list[Span]]:

@@ -1,5 +1,6 @@
 """Rows computed together over shared prefixes that are stored once."""
 
+from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import cast
 
@@ -13,7 +14,7 @@ from ..row_runner import check_range
 from ..runner import CacheKind, DeviceSegment, Segment
 from ..segments import KVSegment, LayerKV, copy_tokens
 from . import attention
-from .group import Group, Row
+from .group import MAX_ABSORBED_TOKENS, Group, Row
 from .layout import depth_first, pack
 
 
@@ -25,6 +26,7 @@ class SharedPrefixRunner:
     """
 
     cache_kind = CacheKind.SEGMENTS
+    shares_prefix = True
 
     def __init__(self, model: Module) -> None:
         caches = make_prompt_cache(model)
@@ -98,11 +100,14 @@ class SharedPrefixRunner:
     def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Refer to *prefix* and drop the row's own copy of it.
 
-        The same prefix, or one shorter than what the row shares already, changes nothing.
+        A prefix that is not longer than what the row shares already changes nothing; nor does
+        one that adds so little that the row would take it back when it next joins a group.
         """
         old = self._rows[sequence]
         row = Row(cast(Seq[KVSegment], prefix))
-        if row.prefix == old.prefix or row.num_shared < old.num_shared:
+        is_longer = row.prefix[: len(old.prefix)] == old.prefix
+        num_added = row.num_shared - old.num_shared
+        if num_added < 0 or (is_longer and num_added <= MAX_ABSORBED_TOKENS):
             return
         check_range(0, row.num_shared, old.num_tokens)
         dropped = row.num_shared - old.num_shared
@@ -130,6 +135,10 @@ class SharedPrefixRunner:
         members = [self._rows[sequence] for sequence in rows]
         group = members[0].group
         if group is None or not group.is_exactly(members):
+            rows_of_all = self._rows.values()
+            num_users = Counter(id(segment) for row in rows_of_all for segment in row.prefix)
+            for row in members:
+                row.absorb(num_users)
             order = depth_first([row.prefix for row in members])
             return Group([members[index] for index in order], self._num_layers), order
         place = {id(row): index for index, row in enumerate(members)}
