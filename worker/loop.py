@@ -238,7 +238,8 @@ class GenerationLoop:
             log.warning("restarted", job_id=claim.job_id, reason=opened.restart_reason)
             self._sink.restart(claim.job_id)
         choices = [Choice(*pair) for pair in zip(opened.sequences, opened.texts, strict=True)]
-        run = JobRun(claim, choices, started_s=now, checkpoint_due_s=now + self._checkpoint_s)
+        # The first token is always published at once: it clears the job of its strikes.
+        run = JobRun(claim, choices, started_s=now, checkpoint_due_s=now)
         if not self._runs:
             self.figures.progress_s = now
         self._runs[claim.job_id] = run
