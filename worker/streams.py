@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from headwater.schemas import (
     FENCE_TYPES,
+    Channel,
     Delta,
     DeltaPart,
     End,
@@ -14,6 +15,7 @@ from headwater.schemas import (
     Released,
     Restarted,
     StreamEntry,
+    TextSpan,
     decode_entry,
     keys,
     scripts,
@@ -143,9 +145,47 @@ class JobStreams:
         return decode_entry(*found[0])
 
 
+class _Told:
+    """How much of each choice was told, to leave out what an attempt told again.
+
+    An attempt that lost its stream's tail to a fail-over tells all it has from the start; its
+    readers drop what they know, and so do we.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens: dict[int, int] = {}
+        self._num_chars: dict[tuple[int, Channel], int] = {}
+
+    def news(self, part: DeltaPart) -> DeltaPart | None:
+        """Return *part* without what was told before; None when nothing is left."""
+        known = self._num_tokens.get(part.choice, 0)
+        num_old = min(len(part.token_ids), max(0, known - part.start))
+        self._num_tokens[part.choice] = max(known, part.start + len(part.token_ids))
+        text = tuple(new for span in part.text if (new := self._new_text(part.choice, span)))
+        if num_old == len(part.token_ids) and not text:
+            return None
+        changes = {
+            "start": part.start + num_old,
+            "token_ids": part.token_ids[num_old:],
+            "text": text,
+        }
+        return part.model_copy(update=changes)
+
+    def _new_text(self, choice: int, span: TextSpan) -> TextSpan | None:
+        key = (choice, span.channel)
+        known = self._num_chars.get(key, 0)
+        num_old = min(len(span.text), max(0, known - span.text_start))
+        self._num_chars[key] = max(known, span.text_start + len(span.text))
+        if num_old == len(span.text):
+            return None
+        changes = {"text_start": span.text_start + num_old, "text": span.text[num_old:]}
+        return span.model_copy(update=changes)
+
+
 def history_of(entries: list[StreamEntry], attempt: int) -> History:
     """Return what the attempts before *attempt* left in *entries*."""
     parts: list[DeltaPart] = []
+    told = _Told()
     sampler_version: int | None = None
     strikes = 0
     for entry in entries:
@@ -154,6 +194,7 @@ def history_of(entries: list[StreamEntry], attempt: int) -> History:
             break
         if isinstance(event, Restarted):
             parts.clear()
+            told = _Told()
         if isinstance(event, FENCE_TYPES) and entry.id.seq == 0:
             sampler_version = event.sampler_version
             strikes += 1
@@ -161,7 +202,7 @@ def history_of(entries: list[StreamEntry], attempt: int) -> History:
             strikes = 0
         elif isinstance(event, Delta):
             strikes = 0
-            parts += event.parts
+            parts += [news for part in event.parts if (news := told.news(part)) is not None]
     first = next((entry.at_ms for entry in entries if entry.at_ms is not None), 0)
     return History(tuple(parts), sampler_version if parts else None, first, strikes)
 

@@ -13,6 +13,7 @@ from headwater.schemas import (
     Resumed,
     Started,
     StreamEntry,
+    TextSpan,
     keys,
 )
 from headwater.worker.streams import Appended, Begun, Ended, JobStreams, history_of
@@ -248,3 +249,27 @@ def test_a_mid_attempt_restart_voids_what_came_before() -> None:
 
     assert [part.token_ids for part in history.parts] == [(7,)]
     assert history.sampler_version == 4
+
+
+def test_what_an_attempt_told_again_after_a_fail_over_counts_once(streams: JobStreams) -> None:
+    _begin(streams, "a")
+    _append(streams, 1, 1, _told(0, "ab"))
+    _begin(streams, "a after the fail-over")
+    _append(streams, 2, 1, _told(0, "abcd"))
+    _append(streams, 2, 2, _told(4, "e"))
+
+    history = history_of(streams.read("j"), _begin(streams, "b").attempt)
+
+    assert [(part.start, part.token_ids) for part in history.parts] == [
+        (0, (97, 98)),
+        (2, (99, 100)),
+        (4, (101,)),
+    ]
+    spans = [span for part in history.parts for span in part.text]
+    assert [(span.text_start, span.text) for span in spans] == [(0, "ab"), (2, "cd"), (4, "e")]
+
+
+def _told(start: int, text: str) -> Delta:
+    span = TextSpan(text_start=start, text=text)
+    token_ids = tuple(map(ord, text))
+    return Delta(parts=(DeltaPart(choice=0, start=start, token_ids=token_ids, text=(span,)),))
