@@ -17,12 +17,19 @@ def cancel(
     redis: RedisOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Cancel a job: at once while it is queued, within a step while it runs."""
+    """Cancel a job: at once while it is queued, within a step while it runs.
+
+    Exits with 5 when there is no such job.
+    """
     from ..client import Producer
+    from ..client_cancel import CancelOutcome
     from ..connection import connect
+    from .following import EXIT_EXPIRED
 
     outcome = Producer(connect(redis)).cancel(job_id)
     if json:
         print_json({"job_id": job_id, "outcome": outcome.value})
     else:
         typer.echo(f"{job_id}: {outcome.describe()}")
+    if outcome is CancelOutcome.UNKNOWN:
+        raise typer.Exit(EXIT_EXPIRED)

@@ -60,12 +60,14 @@ class Heartbeat:
         self._redis.delete(keys.worker_key(self._settings.worker_id))
 
     def beat(self) -> None:
-        """Renew the lease and what hangs on it, in one trip; raises RedisError."""
+        """Renew the lease and what hangs on it; raises RedisError."""
+        seconds, microseconds = self._redis.time()
+        at_ms = seconds * 1000 + microseconds // 1000
         claims = list(self._claims())
         sent_s = time.monotonic()
         # The expiry of RQ's records is far off, so their clock may be ours, roughly.
         now_s = time.time()
-        status = self._status().encode()
+        status = self._status().model_copy(update={"at_ms": at_ms}).encode()
         with self._redis.pipeline(transaction=False) as pipeline:
             key = keys.worker_key(self._settings.worker_id)
             pipeline.set(key, status, px=int(self._settings.lease_s * 1000))

@@ -320,7 +320,8 @@ def test_cancel_says_what_it_came_to(run, redis: Redis, model) -> None:
         for id_ in (job_id, job_id, "nobody")
     )
     assert (first, again, unknown) == ("cancelled", "already_ended", "unknown")
-    assert "no such job" in run("cancel", "nobody").out
+    nobody = run("cancel", "nobody")
+    assert (nobody.code, "no such job" in nobody.out) == (5, True)
     assert run("tail", job_id).code == 4
 
 

@@ -11,6 +11,7 @@ from headwater.schemas import (
     Released,
     Resumed,
     Started,
+    WorkerStatus,
     keys,
 )
 from headwater.worker.messages import Cancel, Drop
@@ -381,3 +382,15 @@ def test_what_an_earlier_attempt_said_is_resumed(
 
     events = [entry.event for entry in JobStreams(redis).read(job_id)]
     assert [type(event) for event in events] == [Started, Released, Resumed]
+
+
+def test_a_heartbeat_carries_the_servers_time(redis: Redis, station: Stations) -> None:
+    worker = station()
+    before_s = redis.time()[0]
+    worker.heartbeat.beat()
+    after_s = redis.time()[0]
+
+    value = redis.get(keys.worker_key(worker.worker_id))
+
+    assert isinstance(value, bytes)
+    assert before_s <= WorkerStatus.decode(value).at_ms // 1000 <= after_s
