@@ -14,19 +14,16 @@ _original: Callable[..., mx.array] = base.scaled_dot_product_attention
 
 
 class _Part(NamedTuple):
-    """Attention over some of the keys, not yet divided by the weights' sum.
+    """Attention over some of the keys.
 
     exp is by far the dearest operation here (on a CPU 14 ns an element), so every score goes
-    through it once: parts carry their peak and are put together like the blocks of
-    FlashAttention (Dao et al., 2022).
+    through it once; parts are put together like the blocks of FlashAttention (Dao et al., 2022).
     """
 
     output: mx.array
-    """Sum of values by weight, (rows, heads, queries, D)."""
-    total: mx.array
-    """Sum of weights, (rows, heads, queries, 1)."""
-    peak: mx.array
-    """The score whose weight is 1, (rows, heads, queries, 1)."""
+    """(rows, heads, queries, D), in the model's dtype."""
+    log_weight: mx.array
+    """Log of the weights' sum, (rows, heads, queries, 1), float32: sums of 16 bits overflow."""
 
 
 def install() -> None:
@@ -66,14 +63,13 @@ def attention(
 
 def _together(parts: list[_Part]) -> mx.array:
     """Return the attention over the keys of all *parts*."""
-    output, total, peak = parts[0]
+    output, log_weight = parts[0]
     for part in parts[1:]:
-        higher = mx.maximum(peak, part.peak)
-        ours, theirs = mx.exp(peak - higher), mx.exp(part.peak - higher)
-        output = output * ours + part.output * theirs
-        total = total * ours + part.total * theirs
-        peak = higher
-    return output / total
+        both = mx.logaddexp(log_weight, part.log_weight)
+        ours, theirs = mx.exp(log_weight - both), mx.exp(part.log_weight - both)
+        output = output * ours.astype(output.dtype) + part.output * theirs.astype(output.dtype)
+        log_weight = both
+    return output
 
 
 def _own(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> _Part:
@@ -89,9 +85,11 @@ def _own(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) ->
 
 def _weigh(scores: mx.array, values: mx.array) -> _Part:
     """Weigh *values* (..., T, D) by *scores* (..., queries, T)."""
+    scores = scores.astype(mx.float32)
     peak = mx.max(scores, axis=-1, keepdims=True)
     weights = mx.exp(scores - peak)
-    return _Part(weights @ values, mx.sum(weights, axis=-1, keepdims=True), peak)
+    total = mx.sum(weights, axis=-1, keepdims=True)
+    return _Part((weights / total).astype(values.dtype) @ values, peak + mx.log(total))
 
 
 def _by_rows(queries: mx.array, depth: list[LayerSpan], kv_heads: int) -> _Part:
@@ -114,9 +112,8 @@ def _gap(num_rows: int, shape: tuple[int, ...], dtype: mx.Dtype) -> list[_Part]:
     """Return a part in which *num_rows* rows, which have no segment there, weigh nothing."""
     if not num_rows:
         return []
-    nothing = mx.zeros((num_rows, *shape[:2], 1), dtype)
-    lowest = mx.full(nothing.shape, mx.finfo(dtype).min, dtype)
-    return [_Part(mx.zeros((num_rows, *shape), dtype), nothing, lowest)]
+    log_weight = mx.full((num_rows, *shape[:2], 1), -mx.inf, mx.float32)
+    return [_Part(mx.zeros((num_rows, *shape), dtype), log_weight)]
 
 
 def _span(queries: mx.array, keys: mx.array, values: mx.array, kv_heads: int) -> _Part:

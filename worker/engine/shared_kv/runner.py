@@ -157,12 +157,10 @@ def _without(old: Row, dropped: int, num_layers: int, row: Row) -> Group | None:
 def _copy_layer(row: Row, layer: int, start: int, end: int) -> LayerKV:
     """Copy tokens [start, end) of one layer into memory of their own."""
     pieces, first = [], 0
-    for segment in row.prefix:
-        pieces.append((first, segment.num_tokens, segment.layers[layer]))
-        first += segment.num_tokens
-    own = row.own(layer, 0, row.num_own)
-    if own is not None:
-        pieces.append((first, row.num_own, own))
+    for kv in [*(segment.layers[layer] for segment in row.prefix), *row.own_pieces(layer)]:
+        num_tokens = kv.keys.shape[2]
+        pieces.append((first, num_tokens, kv))
+        first += num_tokens
     copies = [
         [copy_tokens(array, max(0, start - at), min(num, end - at)) for array in kv]
         for at, num, kv in pieces

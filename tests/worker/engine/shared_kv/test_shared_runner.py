@@ -1,12 +1,13 @@
 """Rows over shared segments get the logits of each alone, and share the segments' memory."""
 
+import math
 import random
 
 import mlx.core as mx
 import pytest
 from headwater.worker.engine.parity import choose_runner
 from headwater.worker.engine.row_runner import RowRunner
-from headwater.worker.engine.shared_kv import SharedPrefixRunner
+from headwater.worker.engine.shared_kv import SharedPrefixRunner, attention
 from headwater.worker.engine.shared_kv.group import OwnMask
 
 from tests.exactness.reference import ExactnessReport, assert_logits_close, logits_alone
@@ -201,3 +202,14 @@ def test_greedy_tokens_of_scheduled_rows_are_those_of_each_prompt_alone(family) 
         for row in ended:
             report.compare(model, row.job.prompt_token_ids, row.output_token_ids, f"seed {seed}")
     report.check()
+
+
+def test_a_long_segment_does_not_overflow_sixteen_bits() -> None:
+    num_keys, dim = 70_000, 8
+    scores = mx.zeros((1, 1, num_keys), mx.float16)
+    values = mx.full((1, num_keys, dim), 5.0, mx.float16)
+
+    output, log_weight = attention._weigh(scores, values)
+
+    assert mx.allclose(output, mx.full((1, 1, dim), 5.0, mx.float16), rtol=1e-2)
+    assert log_weight.item() == pytest.approx(math.log(num_keys), rel=1e-5)
