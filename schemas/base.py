@@ -48,6 +48,8 @@ def _describe_one(detail: Any) -> str:
         return f"unknown field {field!r}"
     if detail["type"] == "missing":
         return f"{field}: required"
+    if detail["type"] == "too_short":
+        return f"{field}: must hold at least {detail['ctx']['min_length']}"
     shown = repr(detail["input"])
     if len(shown) > _SHOWN_VALUE_CHARS:
         shown = shown[:_SHOWN_VALUE_CHARS] + "..."

@@ -28,7 +28,7 @@ def demo(
         if not json:
             typer.echo(text, nl=newline)
 
-    say("Getting the demo model (the first time this downloads 93 MB) ...")
+    say("Starting (the first time this downloads the demo model, 93 MB) ...")
     with DemoStack() as stack:
         say(f"Server and worker are up.\n\n> {_QUESTION}\n")
         answer = []

@@ -41,7 +41,7 @@ def test_a_job_survives_its_wire_form() -> None:
         ("model", "x" * 65, "64"),
         ("namespace", "a b", "pattern"),
         ("namespace", "a\n", "pattern"),
-        ("prompt_token_ids", [], "1 item"),
+        ("prompt_token_ids", [], "at least 1"),
         ("prompt_token_ids", "text", "tuple"),
         ("max_tokens", 0, "greater than or equal to 1"),
         ("max_tokens", limits.MAX_NEW_TOKENS + 1, str(limits.MAX_NEW_TOKENS)),
