@@ -49,7 +49,10 @@ def _describe_one(detail: Any) -> str:
     if detail["type"] == "missing":
         return f"{field}: required"
     if detail["type"] == "too_short":
-        return f"{field}: must hold at least {detail['ctx']['min_length']}"
+        context = detail["ctx"]
+        return (
+            f"{field}: must hold at least {context['min_length']} (got {context['actual_length']})"
+        )
     shown = repr(detail["input"])
     if len(shown) > _SHOWN_VALUE_CHARS:
         shown = shown[:_SHOWN_VALUE_CHARS] + "..."
