@@ -7,6 +7,7 @@ from .scenario import Contest, OpenQueue, Scenario, setting
 _MODEL = "demo, a model directory, or a hub name."
 _NEW = "Tokens that each job generates."
 _BATCH = "Sequences at once, on both sides."
+_TARGET = "Our target for the gap between two tokens; the worker's default."
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class UniqueSettings:
     longest: int = setting(256, "Tokens of the longest prompt.")
     new_tokens: int = setting(32, _NEW)
     batch: int = setting(32, _BATCH)
+    target_itl_ms: float = setting(400.0, _TARGET)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class SharedPrefixSettings:
     own_tokens: int = setting(16, "Tokens of each prompt behind it.")
     new_tokens: int = setting(16, _NEW)
     batch: int = setting(32, _BATCH)
+    target_itl_ms: float = setting(400.0, _TARGET)
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class NestedPrefixSettings:
     own_tokens: int = setting(16, "Tokens of each prompt behind both.")
     new_tokens: int = setting(16, _NEW)
     batch: int = setting(32, _BATCH)
+    target_itl_ms: float = setting(400.0, _TARGET)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class SamplesSettings:
     new_tokens: int = setting(32, "Tokens that each choice generates.")
     temperature: float = setting(0.8, "Of all choices; 0 is greedy.")
     batch: int = setting(32, _BATCH)
+    target_itl_ms: float = setting(400.0, _TARGET)
 
 
 def _prepare_unique(settings: UniqueSettings, _: OpenQueue) -> Contest:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .batch_scenarios import _BATCH, _MODEL, _NEW
+from .batch_scenarios import _BATCH, _MODEL, _NEW, _TARGET
 from .scenario import Contest, OpenQueue, Scenario, setting
 
 
@@ -17,6 +17,7 @@ class MultiTurnSettings:
     user_tokens: int = setting(32, "Tokens of a user's turn.")
     new_tokens: int = setting(16, _NEW)
     batch: int = setting(32, _BATCH)
+    target_itl_ms: float = setting(400.0, _TARGET)
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class MixedSettings:
     new_tokens: int = setting(16, _NEW)
     first_s: float = setting(1.0, "When the first short job comes.")
     every_s: float = setting(0.5, "Time from one short job to the next.")
-    target_itl_ms: float = setting(400.0, "Our target for the gap between two tokens.")
     batch: int = setting(32, _BATCH)
+    target_itl_ms: float = setting(400.0, _TARGET)
 
 
 def _prepare_multi_turn(settings: MultiTurnSettings, _: OpenQueue) -> Contest:

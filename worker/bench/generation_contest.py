@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from headwater.schemas import GenerationJob, SamplingParams
 from mlx_lm.models.cache import LRUPromptCache
@@ -25,14 +26,23 @@ _PEER_CACHE_ENTRIES = 64
 _LONG = "long"
 
 
+class _Limits(Protocol):
+    """The flags that all these scenarios have."""
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def target_itl_ms(self) -> float: ...
+
+
 @dataclass(frozen=True)
 class _Work:
     """What both sides do."""
 
     lab: Lab
     arrivals: Callable[[], Arrivals]
-    batch: int
-    target_itl_ms: float = 400.0
+    limits: _Limits
     temperature: float = 0.0
     uses_prompt_cache: bool = False
     """Whether the peer gets mlx-lm's prompt cache."""
@@ -46,7 +56,7 @@ def prepare_unique(settings: UniqueSettings) -> Contest:
     prompts = Prompts(lab.loaded.vocab_size)
     lengths = [prompts.length(settings.shortest, settings.longest) for _ in range(settings.jobs)]
     return _batch_contest(
-        lab, [prompts.tokens(length) for length in lengths], settings.new_tokens, settings.batch
+        lab, [prompts.tokens(length) for length in lengths], settings.new_tokens, settings
     )
 
 
@@ -59,7 +69,7 @@ def prepare_shared_prefix(settings: SharedPrefixSettings) -> Contest:
         lab,
         [shared + prompts.tokens(settings.own_tokens) for _ in range(settings.jobs)],
         settings.new_tokens,
-        settings.batch,
+        settings,
     )
 
 
@@ -78,7 +88,7 @@ def prepare_nested_prefix(settings: NestedPrefixSettings) -> Contest:
             for index in range(settings.jobs)
         ],
         settings.new_tokens,
-        settings.batch,
+        settings,
     )
 
 
@@ -91,7 +101,7 @@ def prepare_samples(settings: SamplesSettings) -> Contest:
         sampling = SamplingParams(n=settings.n, temperature=settings.temperature, seed=index)
         prompt = prompts.tokens(settings.prompt_tokens)
         jobs.append((0.0, make_job(f"job-{index}", prompt, settings.new_tokens, sampling)))
-    work = _Work(lab, lambda: Arrivals(jobs), settings.batch, temperature=settings.temperature)
+    work = _Work(lab, lambda: Arrivals(jobs), settings, temperature=settings.temperature)
     return _contest(work)
 
 
@@ -116,7 +126,7 @@ def prepare_multi_turn(settings: MultiTurnSettings) -> Contest:
         first = [(0.0, turn(chat, 0, system)) for chat in range(settings.chats)]
         return Arrivals(first, follow_up)
 
-    return _contest(_Work(lab, arrivals, settings.batch, uses_prompt_cache=True))
+    return _contest(_Work(lab, arrivals, settings, uses_prompt_cache=True))
 
 
 def prepare_mixed(settings: MixedSettings) -> Contest:
@@ -131,28 +141,29 @@ def prepare_mixed(settings: MixedSettings) -> Contest:
     work = _Work(
         lab,
         lambda: Arrivals(jobs),
-        settings.batch,
-        settings.target_itl_ms,
+        settings,
         is_asked=lambda job_id: job_id != _LONG,
     )
     return _contest(work)
 
 
 def _batch_contest(
-    lab: Lab, prompts: list[tuple[int, ...]], num_new_tokens: int, batch: int
+    lab: Lab, prompts: list[tuple[int, ...]], num_new_tokens: int, limits: _Limits
 ) -> Contest:
     jobs = [
         (0.0, make_job(f"job-{index}", prompt, num_new_tokens))
         for index, prompt in enumerate(prompts)
     ]
-    return _contest(_Work(lab, lambda: Arrivals(jobs), batch))
+    return _contest(_Work(lab, lambda: Arrivals(jobs), limits))
 
 
 def _contest(work: _Work) -> Contest:
     last: dict[str, Record] = {}
 
     def ours() -> Figures:
-        settings = LoopSettings(alias=ALIAS, max_batch=work.batch, target_itl_ms=work.target_itl_ms)
+        settings = LoopSettings(
+            alias=ALIAS, max_batch=work.limits.batch, target_itl_ms=work.limits.target_itl_ms
+        )
         last["ours"] = run_ours(work.lab, work.arrivals(), settings)
         return last["ours"].figures(work.is_asked)
 
@@ -161,7 +172,7 @@ def _contest(work: _Work) -> Contest:
         last["peer"] = run_mlx_lm(
             work.lab,
             work.arrivals(),
-            work.batch,
+            work.limits.batch,
             prompt_cache=cache,
             temperature=work.temperature,
         )

@@ -6,13 +6,19 @@ from .placement import Placement
 
 FIRST_BUDGET = 128
 """Tokens of a step before anything has been measured."""
-MIN_BUDGET = 16
+MIN_BUDGET = 64
+"""Whatever decoding takes: a forward costs much before its first token, so that smaller chunks
+would make prompts several times as dear and nobody's next token much earlier."""
+CRUMB = 32
+"""A part of a prompt that is smaller is left for another step, for the same reason."""
 GRAIN = 16
 """Budgets are multiples of this: fewer different shapes to compile and to cache."""
 HEADROOM = 0.8
 """Share of the target that a step is planned for; chunks deep in a prompt cost more."""
 MIN_STEP_S = 1e-6
 """A clock may not have moved at all."""
+ALONE = 2.0
+"""Where nothing decodes, a step may take so many times the target: only who comes waits."""
 WEIGHT = 0.3
 """Weight of the newest measurement."""
 
@@ -40,30 +46,33 @@ class PrefillBudget:
         """Tokens that the next step may compute besides decoding *num_decode_rows*."""
         if self._token_s is None:
             return min(FIRST_BUDGET, self._max_tokens)
-        decode_s = (self._decode_s or 0.0) if num_decode_rows else 0.0
-        affordable = int(max(0.0, self._target_s - decode_s) / self._token_s)
+        if num_decode_rows:
+            seconds = self._target_s - (self._decode_s or 0.0)
+        else:
+            seconds = ALONE * self._target_s
+        affordable = int(max(0.0, seconds) / self._token_s)
         budget = max(MIN_BUDGET, affordable // GRAIN * GRAIN)
         return min(budget, self._max_tokens)
 
 
-def share_out(wanted: Seq[tuple[Placement, int]], budget: int) -> list[tuple[Placement, int]]:
+def share_out(
+    wanted: Seq[tuple[Placement, int]], budget: int, *, oldest_first: bool
+) -> list[tuple[Placement, int]]:
     """Divide *budget* over sequences (in the order of admission) that want so many tokens.
 
-    Half is the oldest one's, so that a stream of short prompts cannot stop it; the rest goes to
-    the shortest first, so that a short prompt is not held behind a long one.
+    The shortest come first, so that a short prompt is not held behind a long one; called with
+    *oldest_first* every other time, so that a stream of short prompts cannot stop the oldest.
+    In turns, since the halves of one step would be two small forwards.
     """
-    if not wanted:
-        return []
-    oldest, oldest_wants = wanted[0]
-    reserved = budget if len(wanted) == 1 else budget // 2
-    granted = {oldest: min(oldest_wants, reserved)}
-    left = budget - granted[oldest]
-    for placement, wants in sorted(wanted[1:], key=lambda pair: pair[1]):
-        # A crumb of a prompt costs a forward pass as well.
-        granted[placement] = min(wants, left) if wants <= left or left >= GRAIN else 0
-        left -= granted[placement]
-    granted[oldest] += min(left, oldest_wants - granted[oldest])
-    return [(placement, granted[placement]) for placement, _ in wanted if granted[placement]]
+    first = 1 if oldest_first else 0
+    order = [*wanted[:first], *sorted(wanted[first:], key=lambda pair: pair[1])]
+    granted: dict[Placement, int] = {}
+    for placement, wants in order:
+        num_tokens = min(wants, budget)
+        if num_tokens == wants or num_tokens >= CRUMB or not granted:
+            granted[placement] = num_tokens
+            budget -= num_tokens
+    return [(placement, granted[placement]) for placement, _ in wanted if granted.get(placement)]
 
 
 def fixed_chunks(

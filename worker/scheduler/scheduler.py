@@ -41,6 +41,7 @@ class Scheduler(Generic[S]):
         self._leaders = Leaders(cache.kind, settings.min_shared_tokens)
         self._rows = Rows(cache, settings)
         self._budget = PrefillBudget(settings.target_itl_ms, settings.max_prefill_tokens)
+        self._is_oldests_turn = False
         self._num_arrived = 0
         # These take effect at the next schedule, when the last plan has been carried out:
         self._returning: list[Placement] = []
@@ -228,7 +229,9 @@ class Scheduler(Generic[S]):
         if self._settings.prefill_chunk is not None:
             limit = self._settings.max_prefill_tokens
             return fixed_chunks(wanted, self._settings.prefill_chunk, limit)
-        return share_out(wanted, self._budget.num_tokens(num_decode_rows))
+        self._is_oldests_turn = not self._is_oldests_turn
+        budget = self._budget.num_tokens(num_decode_rows)
+        return share_out(wanted, budget, oldest_first=self._is_oldests_turn)
 
     def _num_wanted(self, placement: Placement) -> int:
         """Pending tokens; up to the next boundary where only a whole state can be stored."""

@@ -1,4 +1,25 @@
-from headwater.worker.scheduler.prefill import FIRST_BUDGET, MIN_BUDGET, PrefillBudget
+from collections.abc import Callable
+
+from headwater.worker.scheduler.placement import Placement
+from headwater.worker.scheduler.prefill import (
+    CRUMB,
+    FIRST_BUDGET,
+    MIN_BUDGET,
+    PrefillBudget,
+    share_out,
+)
+from headwater.worker.sequence import Sequence
+
+Make = Callable[..., Sequence]
+
+
+def shares(make_sequence: Make, wants: list[int], budget: int, *, oldest_first: bool) -> list[int]:
+    """Return what each of some sequences, the oldest first, gets of the budget."""
+    wanted = [
+        (Placement(make_sequence([1]), None, order, (1,)), num) for order, num in enumerate(wants)
+    ]
+    granted = dict(share_out(wanted, budget, oldest_first=oldest_first))
+    return [granted.get(placement, 0) for placement, _ in wanted]
 
 
 def test_a_step_that_took_no_time_is_survived() -> None:
@@ -14,18 +35,19 @@ def test_the_budget_follows_the_measured_rate() -> None:
     for _ in range(50):
         budget.observe(0.001 * 100, 100, 0)
 
-    # 80 ms of the 100 are planned for, at 1 ms a token.
-    assert budget.num_tokens(0) == 80
+    # 80 ms of the 100 are planned for, at 1 ms a token; twice that where nobody decodes.
+    assert budget.num_tokens(1) == 80
+    assert budget.num_tokens(0) == 160
 
 
 def test_decoding_rows_take_their_share_of_the_step() -> None:
-    budget = PrefillBudget(100, 10_000)
+    budget = PrefillBudget(200, 10_000)
     for _ in range(50):
-        budget.observe(0.04, 0, 8)
-        budget.observe(0.04 + 0.001 * 100, 100, 8)
+        budget.observe(0.08, 0, 8)
+        budget.observe(0.08 + 0.001 * 100, 100, 8)
 
-    assert budget.num_tokens(8) == 32
-    assert budget.num_tokens(0) == 80
+    assert budget.num_tokens(8) == 80
+    assert budget.num_tokens(0) == 320
 
 
 def test_prefill_goes_on_where_decoding_alone_takes_the_target() -> None:
@@ -34,3 +56,21 @@ def test_prefill_goes_on_where_decoding_alone_takes_the_target() -> None:
     budget.observe(0.6, 100, 8)
 
     assert budget.num_tokens(8) == MIN_BUDGET
+
+
+def test_short_prompts_and_the_oldest_come_first_in_turns(make_sequence: Make) -> None:
+    wants = [1_000, 50, 300, 20]
+
+    assert shares(make_sequence, wants, 100, oldest_first=False) == [0, 50, 0, 20]
+    assert shares(make_sequence, wants, 100, oldest_first=True) == [100, 0, 0, 0]
+
+
+def test_what_is_left_of_a_budget_goes_to_the_next(make_sequence: Make) -> None:
+    assert shares(make_sequence, [40, 1_000], 100, oldest_first=True) == [40, 60]
+
+
+def test_no_prompt_is_computed_in_crumbs_beside_others(make_sequence: Make) -> None:
+    left = CRUMB - 1
+
+    assert shares(make_sequence, [100 - left, 1_000], 100, oldest_first=True) == [100 - left, 0]
+    assert shares(make_sequence, [1_000], left, oldest_first=True) == [left]
