@@ -87,6 +87,11 @@ class Outbox:
         return self.claim.job_id
 
     @property
+    def is_silent(self) -> bool:
+        """Whether the server has nothing new of this attempt: its death would be a strike."""
+        return not any(isinstance(entry.event, Delta) for entry in self.acknowledged)
+
+    @property
     def newest_seq(self) -> int:
         """The highest number that this attempt can have in the stream; its last entry's, if any."""
         return self.next_seq if self.last is not None else self.next_seq - 1

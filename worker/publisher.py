@@ -93,6 +93,11 @@ class Publisher:
         with self._lock:
             return [box.claim for box in self._outboxes.values()]
 
+    def silent_claims(self) -> list[Claim]:
+        """Return the claims that this process' death would count against."""
+        with self._lock:
+            return [box.claim for box in self._outboxes.values() if box.is_silent]
+
     def open(self, claim: Claim) -> None:
         """Take a job in, before the engine hears of it."""
         with self._lock:

@@ -115,6 +115,12 @@ class JobStreams:
         found: Any = self.redis.xrange(keys.stream_key(job_id))
         return [decode_entry(entry_id, fields) for entry_id, fields in found]
 
+    def has_strikes(self, job_id: str) -> bool:
+        """Whether the newest attempt, if any, has neither told anything nor handed back."""
+        # Its fence, where it told nothing: whatever it did tell comes after.
+        tip = self.tip(job_id)
+        return tip is not None and tip.execution_id is not None
+
     def tip(self, job_id: str) -> Tip | None:
         """Return what the last entry is; None when there is no stream."""
         return read_tip(self.redis, keys.stream_key(job_id))

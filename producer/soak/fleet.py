@@ -57,8 +57,10 @@ class Fleet:
     logs: Path
     workers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     num_started: int = 0
-    unexpected_exits: int = 0
-    """Workers that ended without being told to."""
+    last_words: list[str] = field(default_factory=list)
+    """The last log line of each worker that ended without being told to."""
+    _numbers: list[int] = field(default_factory=list)
+    """Of the workers' logs."""
 
     def __enter__(self) -> "Fleet":
         return self
@@ -70,7 +72,9 @@ class Fleet:
 
     def start_workers(self, count: int) -> None:
         """Start *count* workers and wait until all of them serve; raises ProducerError."""
-        self.workers += [self._start() for _ in range(count)]
+        for _ in range(count):
+            self.workers.append(self._start())
+            self._numbers.append(self.num_started)
         deadline = time.monotonic() + _READY_TIMEOUT_S
         with Redis.from_url(self.url) as redis:
             while self._num_ready(redis) < count:
@@ -84,7 +88,7 @@ class Fleet:
         """Kill one worker and start another in its place."""
         self.workers[index].kill()
         self.workers[index].wait()
-        self.workers[index] = self._start()
+        self._replace(index)
 
     def pause(self, index: int) -> None:
         """Stop one worker where it stands; it knows nothing of it."""
@@ -98,8 +102,8 @@ class Fleet:
         """Start workers in the place of those that ended on their own."""
         for index, worker in enumerate(self.workers):
             if worker.poll() is not None:
-                self.unexpected_exits += 1
-                self.workers[index] = self._start()
+                self.last_words.append(self._last_words_of(self._numbers[index]))
+                self._replace(index)
 
     def stop(self) -> None:
         """Let all workers drain and end."""
@@ -113,12 +117,23 @@ class Fleet:
                 worker.wait()
         self.workers.clear()
 
+    def _replace(self, index: int) -> None:
+        self.workers[index] = self._start()
+        self._numbers[index] = self.num_started
+
+    def _last_words_of(self, number: int) -> str:
+        lines = self._log_of(number).read_text("utf-8", "replace").splitlines()
+        return lines[-1] if lines else "(none)"
+
+    def _log_of(self, number: int) -> Path:
+        return self.logs / f"worker-{number}.log"
+
     def _start(self) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "headwater.producer.cli", "worker"]
         options = ["--model", self.model, "--alias", ALIAS, "--redis", self.url]
         limits = ["--lease-s", str(self.lease_s), "--max-batch", "8", "--cpu-threads", "1"]
         self.num_started += 1
-        with (self.logs / f"worker-{self.num_started}.log").open("wb") as log:
+        with self._log_of(self.num_started).open("wb") as log:
             # A session of its own: Ctrl-C reaches it through us, once, when we stop it.
             return subprocess.Popen(  # noqa: S603 - our own command
                 [*command, *options, *limits], stderr=log, start_new_session=True

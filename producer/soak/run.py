@@ -144,9 +144,12 @@ class _Soak:
             different=counts["different"],
             open_in_rq=counts["open_in_rq"],
             pauses=self.num_pauses,
-            unexpected_exits=self.fleet.unexpected_exits,
+            unexpected_exits=len(self.fleet.last_words),
             lease_s=self.settings.lease_s,
             undisturbed_jobs_per_s=undisturbed,
             jobs_per_s=disturbed,
-            complaints=tuple(inspection.complaints),
+            complaints=(
+                *inspection.complaints,
+                *(f"a worker ended: {words}" for words in self.fleet.last_words),
+            ),
         )

@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
     undisturbed_jobs_per_s: float
     jobs_per_s: float
     complaints: tuple[str, ...]
-    """One line for each job that is not as it should be, and for each lasting key."""
+    """One line for each job that is not as it should be, each lasting key, each early exit."""
 
     @property
     def is_good(self) -> bool:

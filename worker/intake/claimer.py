@@ -36,6 +36,10 @@ _MAX_STRIKES = 3
 _MAX_QUARANTINED = 10_000
 
 
+class TrialPostponed(Exception):
+    """The first job of the queue has strikes, and must not run now."""
+
+
 class StartedJob(NamedTuple):
     """A job that RQ books as running here; its attempt has perhaps not begun."""
 
@@ -58,11 +62,14 @@ class Claimer:
         self._finalizer = Finalizer(redis, book, stream_ttl_ms=settings.stream_ttl_ms)
         self._unsettled: list[StartedJob] = []
 
-    def claim(self, queue_name: str, accept: Callable[[Claim], None]) -> int | None:
+    def claim(
+        self, queue_name: str, accept: Callable[[Claim], None], *, with_strikes: bool = True
+    ) -> int | None:
         """Take the queue's first job and hand its claim to *accept*.
 
         Returns how many tokens the job may take; 0 where it could not be run (it is dealt with
-        then), None where the queue is empty.
+        then), None where the queue is empty. Raises TrialPostponed, and leaves the job where it
+        is, if it has strikes and not *with_strikes*.
         """
         names = job_keys("", queue_name)
         # LMOVE, one queue at a time: with several, RQ would pop, and a crash would lose the job.
@@ -73,6 +80,9 @@ class Claimer:
         if not _JOB_ID.fullmatch(job_id):
             self._quarantine(queue_name, found, "its id is none of ours")
             return 0
+        if not with_strikes and self._has_strikes(job_id):
+            self._put_back(found, queue_name)
+            raise TrialPostponed
         try:
             started = self._start(job_id, queue_name)
         except ResponseError as error:
@@ -99,6 +109,22 @@ class Claimer:
                 self._settle(started, accept)
 
     # From the queue to an execution.
+
+    def _has_strikes(self, job_id: str) -> bool:
+        try:
+            return self._streams.has_strikes(job_id)
+        except (ResponseError, SchemaError) as error:
+            if isinstance(error, RedisError) and is_passing(error):
+                raise
+            # Broken: the claim itself deals with it.
+            return False
+
+    def _put_back(self, raw: Any, queue_name: str) -> None:
+        names = job_keys("", queue_name)
+        with self._redis.pipeline() as pipeline:
+            pipeline.lrem(names.intermediate, 1, raw)
+            pipeline.lpush(names.queue, raw)
+            pipeline.execute()
 
     def _start(self, job_id: str, queue_name: str) -> StartedJob | None:
         names = job_keys(job_id, queue_name)

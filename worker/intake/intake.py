@@ -14,7 +14,7 @@ from ..messages import Admit, Cancel, Claim, Message
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
 from .cancel_watch import CancelWatch
-from .claimer import Claimer
+from .claimer import Claimer, TrialPostponed
 from .fair_share import FairShare
 from .queue_watch import QueueWatch
 from .settings import IntakeSettings
@@ -40,6 +40,10 @@ class ClaimTable(Protocol):
 
     def open_claims(self) -> list[Claim]:
         """Return the claims that still run."""
+        ...
+
+    def silent_claims(self) -> list[Claim]:
+        """Return the claims that this process' death would count against."""
         ...
 
 
@@ -108,12 +112,22 @@ class Intake:
         return _BUSY_POLL_S if self._claims.num_open else self._settings.poll_s
 
     def _claim_next(self) -> bool:
-        """Claim one job if there is room and work; return whether to go on at once."""
+        """Claim one job if there is room and work; return whether to go on at once.
+
+        A job with strikes is on trial until its first token. Only it may be struck if the
+        process dies: it waits until all others have told something, and none comes after it.
+        """
         if self._drain.is_set() or self._claims.num_open >= self._settings.max_claims:
+            return False
+        silent = self._claims.silent_claims()
+        if any(claim.strikes for claim in silent):
             return False
         now = time.monotonic()
         for queue in self._share.order(self._queue_watch.waiting(), now):
-            num_tokens = self._claimer.claim(queue.name, self._accept)
+            try:
+                num_tokens = self._claimer.claim(queue.name, self._accept, with_strikes=not silent)
+            except TrialPostponed:
+                return False
             if num_tokens is not None:
                 self._share.claimed(queue, num_tokens)
                 return True
