@@ -120,8 +120,9 @@ def _event_for(record: JobRecord, event: End | Released) -> End | Released | Non
     """Return the event that RQ's record allows; None when the job is not ours any more."""
     if record.status == JobStatus.STARTED:
         return event if record.is_executing else None
-    if record.status == JobStatus.QUEUED:
-        # Somebody took it for abandoned; whoever claims it next goes on with it.
+    if record.status in (JobStatus.QUEUED, JobStatus.FAILED):
+        # Somebody took it for abandoned; whoever claims it next goes on with it. A failure of
+        # ours would have an end in the stream, so this one is RQ's, and maintenance undoes it.
         return None
     # Cancelled, stopped or deleted behind our back, and nobody has begun it again.
     return Cancelled(metadata={} if isinstance(event, Released) else event.metadata)

@@ -293,6 +293,25 @@ def test_a_job_that_rq_abandoned_without_an_end_is_queued_again(
     assert other.claim().attempt == 2
 
 
+def test_an_end_that_comes_after_rq_gave_the_job_up_cancels_nothing(
+    redis: Redis, station: Stations, submit: Submit
+) -> None:
+    job_id = submit()
+    worker, other = station(), station()
+    worker.claim()
+    redis.hset(f"rq:job:{job_id}", "status", JobStatus.FAILED.value)
+    redis.zrem(f"rq:wip:{QUEUE}", *redis.zrange(f"rq:wip:{QUEUE}", 0, -1))
+    redis.zadd(f"rq:failed:{QUEUE}", {job_id: 2e9})
+
+    worker.publisher.delta(job_id, [part(0, 1)])
+    worker.publisher.end(job_id, FINISHED)
+    assert worker.inbox.get(timeout=10) == Drop(job_id)
+    other.maintenance.run_once()
+
+    assert types_of(redis, job_id) == ["started", "delta"]
+    assert other.claim().history == (part(0, 1),)
+
+
 def test_racing_ends_leave_exactly_one(redis: Redis, station: Stations, submit: Submit) -> None:
     for _ in range(20):
         job_id = submit()
