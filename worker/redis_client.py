@@ -37,6 +37,7 @@ _PASSING_ERRORS = (
     # redis-py's word for a connection that broke while it watched something, too.
     WatchError,
 )
+_BEFORE_SERVERS_WORDS = "of pipeline caused error: "
 _PASSING_CODES = re.compile(
     r"\b(MISCONF|TRYAGAIN|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|LOADING|READONLY|OOM|BUSY)\b"
 )
@@ -62,5 +63,6 @@ def is_passing(error: RedisError) -> bool:
     """Whether the same command may succeed later: an outage, not a fault of ours."""
     if isinstance(error, _PASSING_ERRORS):
         return True
-    # In a pipeline the client writes the command's number before the server's code.
-    return isinstance(error, ResponseError) and bool(_PASSING_CODES.search(str(error)))
+    # In a pipeline the client writes the command before the server's words; it may hold anything.
+    said = str(error).rpartition(_BEFORE_SERVERS_WORDS)[2]
+    return isinstance(error, ResponseError) and bool(_PASSING_CODES.search(said))

@@ -52,3 +52,13 @@ def test_a_key_of_another_type_is_a_fault(redis: Redis) -> None:
         redis.hgetall("a")
 
     assert not is_passing(caught.value)
+
+
+def test_a_code_in_the_name_of_a_key_makes_no_fault_passing(redis: Redis) -> None:
+    redis.set("jobs:OOM", "b")
+    with redis.pipeline() as pipeline:
+        pipeline.hgetall("jobs:OOM")
+        with pytest.raises(ResponseError) as caught:
+            pipeline.execute()
+
+    assert not is_passing(caught.value)
