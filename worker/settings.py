@@ -31,7 +31,7 @@ class WorkerSettings(BaseSettings):
     kv_budget_mb: int | None = Field(default=None, ge=1)
     """Running keys and values plus prefix cache; without it a share of the device's memory."""
     max_wait_s: float = Field(default=30.0, gt=0)
-    """No job is overtaken longer than this by later work of a higher class."""
+    """A queue that waits longer while higher classes are served gives one job, then waits anew."""
     cpu_threads: int | None = Field(default=None, ge=1)
     """Threads of the BLAS on a CPU; without it all cores."""
 
