@@ -35,6 +35,10 @@ class BoundedSink(EventSink, Protocol):
         """Wait until there is room, at most *timeout_s*; return whether there is."""
         ...
 
+    def forget(self, job_id: str) -> None:
+        """Close a job that has been dropped."""
+        ...
+
 
 class EngineThread:
     """Builds the loop on its own thread, since MLX's streams belong to the thread, and runs it.
@@ -100,15 +104,15 @@ class EngineThread:
                 return True
             if isinstance(message, Stop):
                 return False
-            _act(loop, message)
+            self._act(loop, message)
 
-
-def _act(loop: GenerationLoop, message: Message | HandBack) -> None:
-    if isinstance(message, Admit):
-        loop.admit(message.claim)
-    elif isinstance(message, Cancel):
-        loop.cancel(message.job_id)
-    elif isinstance(message, Drop):
-        loop.drop(message.job_id)
-    else:
-        loop.hand_back(message.reason)
+    def _act(self, loop: GenerationLoop, message: Message | HandBack) -> None:
+        if isinstance(message, Admit):
+            loop.admit(message.claim)
+        elif isinstance(message, Cancel):
+            loop.cancel(message.job_id)
+        elif isinstance(message, Drop):
+            loop.drop(message.job_id)
+            self._sink.forget(message.job_id)
+        else:
+            loop.hand_back(message.reason)

@@ -63,7 +63,10 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The job is not ours any more: forget it and write nothing."""
+    """The job is not ours any more: forget it and write nothing.
+
+    Until the engine has done so, the publisher keeps the job's place, and it is not claimed again.
+    """
 
     job_id: str
 

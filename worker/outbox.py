@@ -70,6 +70,9 @@ class Outbox:
     """Whether readers have to be told that what they have is void, before *pending*."""
     last: End | Released | None = None
     """The job's last entry, once there is one."""
+    is_lost: bool = False
+    """Whether the job is not ours any more: nothing of it is written, and it only stands here
+    until the engine has let go of it."""
     unacknowledged: Entry | None = None
     acknowledged: list[Entry] = field(default_factory=list)
     """This attempt's entries that the server has confirmed; it may lose the newest of them."""

@@ -75,8 +75,9 @@ class Publisher:
 
     @property
     def num_open(self) -> int:
-        """Jobs whose last entry is not written."""
-        return len(self._outboxes)
+        """Jobs of ours whose last entry is not written."""
+        with self._lock:
+            return len(self._ours())
 
     @property
     def has_room(self) -> bool:
@@ -86,17 +87,24 @@ class Publisher:
     def open_claims(self) -> list[Claim]:
         """Return the claims whose last entry is neither written nor about to be."""
         with self._lock:
-            return [box.claim for box in self._outboxes.values() if box.last is None]
+            return [box.claim for box in self._ours() if box.last is None]
 
     def claims(self) -> list[Claim]:
         """Return all claims whose last entry is not written."""
         with self._lock:
-            return [box.claim for box in self._outboxes.values()]
+            return [box.claim for box in self._ours()]
 
     def silent_claims(self) -> list[Claim]:
         """Return the claims that this process' death would count against."""
         with self._lock:
-            return [box.claim for box in self._outboxes.values() if box.is_silent]
+            return [box.claim for box in self._ours() if box.is_silent]
+
+    def holds(self, job_id: str) -> bool:
+        """Whether the engine may still have something to say of a job, ours or lost.
+
+        Such a job can't be taken in again: what its old run says would pass for the new one's.
+        """
+        return job_id in self._outboxes
 
     def open(self, claim: Claim) -> None:
         """Take a job in, before the engine hears of it."""
@@ -107,7 +115,7 @@ class Publisher:
         """Publish what a job's choices gained; a job that is not open is ignored."""
         with self._lock:
             outbox = self._outboxes.get(job_id)
-            if outbox is None:
+            if outbox is None or outbox.is_lost:
                 return
             before = outbox.pending.nbytes
             outbox.pending.add(parts)
@@ -130,8 +138,15 @@ class Publisher:
         """Hand a job back to its queue."""
         self._set_last(job_id, Released(reason=reason))
 
+    def abandon(self, job_id: str) -> None:
+        """Write nothing more of a job that is not ours any more, and have the engine drop it."""
+        with self._lock:
+            outbox = self._outboxes.get(job_id)
+        if outbox is not None:
+            self._abandon(outbox)
+
     def forget(self, job_id: str) -> None:
-        """Write nothing more of a job that is not ours any more."""
+        """Close a job whose last entry is written, or that the engine has dropped."""
         with self._lock:
             outbox = self._outboxes.pop(job_id, None)
             if outbox is not None:
@@ -146,7 +161,7 @@ class Publisher:
     def wait_until_closed(self, timeout_s: float) -> bool:
         """Wait until every job's last entry is written, at most *timeout_s*."""
         with self._lock:
-            return self._lock.wait_for(lambda: not self._outboxes, timeout_s)
+            return self._lock.wait_for(lambda: not self._ours(), timeout_s)
 
     def stop(self) -> None:
         """End the thread; what is not written by now stays unwritten."""
@@ -193,7 +208,7 @@ class Publisher:
     def _send_entries(self) -> None:
         """Send one entry of each job that has something to say."""
         with self._lock:
-            boxes = list(self._outboxes.values())
+            boxes = self._ours()
             entries = [(box, entry) for box in boxes if (entry := self._next_entry(box))]
             self._pending_bytes = sum(box.pending.nbytes for box in boxes)
             self._lock.notify_all()
@@ -225,7 +240,7 @@ class Publisher:
 
     def _close_jobs(self) -> None:
         with self._lock:
-            boxes = list(self._outboxes.values())
+            boxes = self._ours()
             due = [(box, entry) for box in boxes if (entry := box.last_entry())]
         for outbox, entry in due:
             with self._alone(outbox):
@@ -254,12 +269,13 @@ class Publisher:
 
     def _lose(self, outbox: Outbox, reason: str) -> None:
         log.warning("job_lost", job_id=outbox.job_id, attempt=outbox.attempt, reason=reason)
-        self.forget(outbox.job_id)
-        self._drop(Drop(outbox.job_id))
+        self._abandon(outbox)
 
     def _check_all(self) -> None:
         """After the server was away: send again what it has lost of what it had confirmed."""
-        for outbox in list(self._outboxes.values()):
+        with self._lock:
+            boxes = self._ours()
+        for outbox in boxes:
             with self._alone(outbox):
                 self._check(outbox)
         self._needs_check = False
@@ -308,6 +324,20 @@ class Publisher:
             self._wake()
 
     # Shared by both sides.
+
+    def _ours(self) -> list[Outbox]:
+        """Return the jobs that are not lost; under the lock."""
+        return [box for box in self._outboxes.values() if not box.is_lost]
+
+    def _abandon(self, outbox: Outbox) -> None:
+        with self._lock:
+            if outbox.is_lost or self._outboxes.get(outbox.job_id) is not outbox:
+                return
+            outbox.is_lost = True
+            self._pending_bytes -= outbox.pending.nbytes
+            outbox.pending.clear()
+            self._lock.notify_all()
+        self._drop(Drop(outbox.job_id))
 
     def _set_last(self, job_id: str, event: End | Released) -> None:
         with self._lock:

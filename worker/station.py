@@ -13,7 +13,7 @@ from .intake.maintenance import Maintenance
 from .intake.registration import Registration
 from .intake.settings import IntakeSettings
 from .intake.stop_commands import StopCommands
-from .messages import Drop, Message
+from .messages import Message
 from .publisher import Publisher, PublisherSettings
 from .redis_client import connect
 from .settings import WorkerSettings
@@ -82,7 +82,7 @@ class Station:
             self._intake_settings,
             claims=self.publisher.open_claims,
             status=status,
-            drop=self._drop,
+            drop=self.publisher.abandon,
             on_death=self._on_death,
         )
         self._intake = Intake(
@@ -130,10 +130,6 @@ class Station:
         self.publisher.stop()
         self._heartbeat.stop()
         self._registration.unregister()
-
-    def _drop(self, drop: Drop) -> None:
-        self.publisher.forget(drop.job_id)
-        self._post(drop)
 
     def _book(self) -> RQBook:
         return RQBook(

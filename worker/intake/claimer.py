@@ -36,8 +36,8 @@ _MAX_STRIKES = 3
 _MAX_QUARANTINED = 10_000
 
 
-class TrialPostponed(Exception):
-    """The first job of the queue has strikes, and must not run now."""
+class ClaimPostponed(Exception):
+    """The first job of the queue must not run here now; it is left where it is."""
 
 
 class StartedJob(NamedTuple):
@@ -54,7 +54,16 @@ class Claimer:
     may have been booked is kept, and `resume` goes on with it.
     """
 
-    def __init__(self, redis: Redis, book: RQBook, settings: IntakeSettings) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        book: RQBook,
+        settings: IntakeSettings,
+        *,
+        is_held: Callable[[str], bool],
+    ) -> None:
+        """*is_held* tells whether the engine has not yet let go of a job that we lost."""
+        self._is_held = is_held
         self._redis = redis
         self._book = book
         self._settings = settings
@@ -68,8 +77,8 @@ class Claimer:
         """Take the queue's first job and hand its claim to *accept*.
 
         Returns how many tokens the job may take; 0 where it could not be run (it is dealt with
-        then), None where the queue is empty. Raises TrialPostponed, and leaves the job where it
-        is, if it has strikes and not *with_strikes*.
+        then), None where the queue is empty. Raises ClaimPostponed, and leaves the job where it
+        is, if it has strikes and not *with_strikes*, or is still held here.
         """
         names = job_keys("", queue_name)
         # LMOVE, one queue at a time: with several, RQ would pop, and a crash would lose the job.
@@ -80,9 +89,9 @@ class Claimer:
         if not _JOB_ID.fullmatch(job_id):
             self._quarantine(queue_name, found, "its id is none of ours")
             return 0
-        if not with_strikes and self._has_strikes(job_id):
+        if self._is_held(job_id) or (not with_strikes and self._has_strikes(job_id)):
             self._put_back(found, queue_name)
-            raise TrialPostponed
+            raise ClaimPostponed
         try:
             started = self._start(job_id, queue_name)
         except ResponseError as error:

@@ -10,7 +10,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from ..booking.rq_jobs import RQBook, RunningJob
-from ..messages import Claim, Drop
+from ..messages import Claim
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
 from .registration import Registration
@@ -23,7 +23,7 @@ class Heartbeat:
     """Keeps the lease key alive: Redis' clock decides when it has lapsed, not ours.
 
     Never waits for the device. Jobs whose execution is gone, and all jobs once the lease has
-    lapsed unrenewed, are not ours any more: the engine is told to drop them.
+    lapsed unrenewed, are not ours any more: *drop* is told of each.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Heartbeat:
         *,
         claims: Callable[[], Iterable[Claim]],
         status: Callable[[], WorkerStatus],
-        drop: Callable[[Drop], None],
+        drop: Callable[[str], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._redis = redis
@@ -85,7 +85,7 @@ class Heartbeat:
             is_gone = not replies[offset + index * per_claim]
             if is_gone and claim.job_id in still_open:
                 log.warning("execution_lost", job_id=claim.job_id)
-                self._drop(Drop(claim.job_id))
+                self._drop(claim.job_id)
 
     def _touch(self, pipeline: Any, claim: Claim, now_s: float) -> None:
         worker_id = self._settings.worker_id
@@ -113,4 +113,4 @@ class Heartbeat:
         """Nobody may think that we are alive: others are free to take our jobs."""
         for claim in self._claims():
             log.warning("lease_lost", job_id=claim.job_id)
-            self._drop(Drop(claim.job_id))
+            self._drop(claim.job_id)

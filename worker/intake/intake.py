@@ -14,7 +14,7 @@ from ..messages import Admit, Cancel, Claim, Message
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
 from .cancel_watch import CancelWatch
-from .claimer import Claimer, TrialPostponed
+from .claimer import Claimer, ClaimPostponed
 from .fair_share import FairShare
 from .queue_watch import QueueWatch
 from .settings import IntakeSettings
@@ -46,6 +46,10 @@ class ClaimTable(Protocol):
         """Return the claims that this process' death would count against."""
         ...
 
+    def holds(self, job_id: str) -> bool:
+        """Whether a job is still in the engine's hands, ours or lost."""
+        ...
+
 
 class Intake:
     """Fills the engine's inbox."""
@@ -63,7 +67,7 @@ class Intake:
         self._claims = claims
         self._settings = settings
         self._post = post
-        self._claimer = Claimer(redis, book, settings)
+        self._claimer = Claimer(redis, book, settings, is_held=claims.holds)
         self._cancel_watch = CancelWatch(redis)
         self._queue_watch = QueueWatch(redis, settings.model)
         self._share = FairShare(settings.max_wait_s)
@@ -126,7 +130,7 @@ class Intake:
         for queue in self._share.order(self._queue_watch.waiting(), now):
             try:
                 num_tokens = self._claimer.claim(queue.name, self._accept, with_strikes=not silent)
-            except TrialPostponed:
+            except ClaimPostponed:
                 return False
             if num_tokens is not None:
                 self._share.claimed(queue, num_tokens)

@@ -102,7 +102,7 @@ class Station:
             self.settings,
             claims=self.publisher.open_claims,
             status=lambda: WorkerStatus(worker_id=self.worker_id, alias="m"),
-            drop=self.inbox.put,
+            drop=self.publisher.abandon,
             on_death=self.deaths.append,
         )
         self.publisher.start()

@@ -4,15 +4,19 @@ from headwater.schemas import (
     Expired,
     keys,
 )
+from headwater.worker.messages import Drop
 from headwater.worker.streams import JobStreams
 from redis import Redis
 
 from .conftest import (
+    FINISHED,
     LEASE_S,
     Stations,
     Submit,
+    part,
     rq_counts,
     status_of,
+    types_of,
 )
 
 
@@ -78,3 +82,32 @@ def test_one_broken_stream_keeps_no_other_job_from_being_recovered(
     heir.maintenance.run_once()
 
     assert heir.claim().job_id == good
+
+
+def test_a_worker_takes_its_own_lost_job_again_only_when_its_engine_has_let_go_of_it(
+    redis: Redis, station: Stations, submit: Submit
+) -> None:
+    job_id = submit()
+    paused = station()
+    paused.claim()
+    paused.publisher.delta(job_id, [part(0, 1)])
+    while paused.publisher.silent_claims():
+        pass
+    redis.delete(keys.worker_key(paused.worker_id))
+    station().maintenance.run_once()
+    assert status_of(redis, job_id) == "queued"
+
+    # Awake again, and not yet told that the job is lost.
+    assert not paused.intake._claim_next()
+    paused.heartbeat.beat()
+    assert paused.inbox.get(timeout=10) == Drop(job_id)
+    assert not paused.intake._claim_next()
+    paused.publisher.delta(job_id, [part(1, 2)])  # the old run goes on until it hears of it
+    assert status_of(redis, job_id) == "queued"
+    assert paused.publisher.num_open == 0
+
+    paused.publisher.forget(job_id)
+    assert paused.claim().attempt == 2
+    paused.publisher.end(job_id, FINISHED)
+    assert paused.publisher.wait_until_closed(10)
+    assert types_of(redis, job_id) == ["started", "delta", "resumed", "finished"]
