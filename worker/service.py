@@ -107,8 +107,9 @@ class Worker:
 
     def _open(self) -> None:
         try:
-            self._station.open(self._status)
+            # First: once the station is open it takes jobs, and a failed start would strike them.
             self._announcement.publish()
+            self._station.open(self._status)
         except RedisError as error:
             raise StartupError(f"Redis refused the worker's start: {error}") from error
         self._announced_s = time.monotonic()
@@ -136,6 +137,7 @@ class Worker:
         self._station.drain()
         if self._death is None:
             self._drain()
+        self._station.stop_intake()
         if self._death is None:
             self._engine.post(HandBack("the worker stops"))
         else:

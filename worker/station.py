@@ -3,7 +3,9 @@
 import time
 from collections.abc import Callable
 
+import structlog
 from headwater.schemas import Priority, WorkerStatus, keys
+from redis.exceptions import RedisError
 
 from .booking.rq_jobs import RQBook
 from .engine.sampler import SAMPLER_VERSION
@@ -17,6 +19,8 @@ from .messages import Message
 from .publisher import Publisher, PublisherSettings
 from .redis_client import connect
 from .settings import WorkerSettings
+
+log = structlog.get_logger()
 
 _RETENTION_STREAMS = 4
 """RQ's records outlive the streams by this factor."""
@@ -122,6 +126,10 @@ class Station:
         """Claim nothing more."""
         self._intake.drain()
 
+    def stop_intake(self) -> None:
+        """Wait for a claim that is under way; after this no job comes in any more."""
+        self._intake.stop()
+
     def close(self) -> None:
         """Leave: first what takes work, then what writes, the lease last."""
         self._intake.stop()
@@ -129,7 +137,12 @@ class Station:
         self._maintenance.stop()
         self.publisher.stop()
         self._heartbeat.stop()
-        self._registration.unregister()
+        try:
+            self._heartbeat.give_up_lease()
+            self._registration.unregister()
+        except RedisError as error:
+            # Both lapse by themselves, and there is nobody to tell.
+            log.warning("left_without_a_word", error=str(error))
 
     def _book(self) -> RQBook:
         return RQBook(

@@ -86,6 +86,7 @@ class FaultyWorker:
     log: list[str] = field(default_factory=list)
     at_stage: threading.Event = field(default_factory=threading.Event)
     is_ready: threading.Event = field(default_factory=threading.Event)
+    is_draining: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -138,6 +139,8 @@ class FaultyWorker:
                     self.at_stage.set()
                 if '"event": "ready"' in line:
                     self.is_ready.set()
+                if '"event": "draining"' in line:
+                    self.is_draining.set()
         self.is_ready.set()
         self.at_stage.set()
 

@@ -38,6 +38,10 @@ class ClaimTable(Protocol):
         """Take a job in."""
         ...
 
+    def release(self, job_id: str, reason: str) -> None:
+        """Hand a job back to its queue."""
+        ...
+
     def open_claims(self) -> list[Claim]:
         """Return the claims that still run."""
         ...
@@ -82,7 +86,10 @@ class Intake:
         self._thread.start()
 
     def drain(self) -> None:
-        """Claim nothing more; wishes to cancel are still looked for."""
+        """Claim nothing more, and hand back what is just being claimed.
+
+        Wishes to cancel are still looked for.
+        """
         self._drain.set()
 
     def stop(self) -> None:
@@ -140,7 +147,10 @@ class Intake:
     def _accept(self, claim: Claim) -> None:
         # Before the engine hears of it: its first event may come at once.
         self._claims.open(claim)
-        self._post(Admit(claim))
+        if self._drain.is_set():
+            self._claims.release(claim.job_id, "the worker stops")
+        else:
+            self._post(Admit(claim))
 
     def _look_for_cancels(self) -> None:
         now = time.monotonic()
