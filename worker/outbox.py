@@ -4,16 +4,34 @@ At most one entry of a stream is unacknowledged. Whatever happens meanwhile is m
 next one: coalesced, never dropped.
 """
 
+from array import array
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import NamedTuple
 
-from headwater.schemas import Delta, DeltaPart, End, EntryId, Event, Released, Restarted, TextSpan
+from headwater.schemas import (
+    Channel,
+    Delta,
+    DeltaPart,
+    End,
+    EntryId,
+    Event,
+    Released,
+    Restarted,
+    TextSpan,
+)
 
 from .messages import Claim
 
 _TOKEN_BYTES = 8
-"""What a token id takes in an entry, about."""
+"""What a token id takes here; in an entry about as much."""
+_KEPT_ENTRIES = 256
+"""Confirmed entries that are kept to be sent again, for seconds that a fail-over takes back.
+
+Where it took more, everything is told anew: a job that runs for a day must not fill the memory.
+"""
 
 
 class Entry(NamedTuple):
@@ -31,30 +49,69 @@ class LastEntry(NamedTuple):
 
 
 class PartLog:
-    """Parts of several choices, merged into one part for each."""
+    """Parts of several choices, merged into one part for each.
+
+    Held as arrays and buffers: a part for each token would take a hundred times the memory.
+    """
 
     def __init__(self, parts: Iterable[DeltaPart] = ()) -> None:
-        self._parts: dict[int, list[DeltaPart]] = {}
+        self._choices: dict[int, _ChoiceLog] = {}
         self.nbytes = 0
         self.add(parts)
 
     def __bool__(self) -> bool:
-        return bool(self._parts)
+        return bool(self._choices)
 
     def add(self, parts: Iterable[DeltaPart]) -> None:
         """Take parts that follow on those before."""
         for part in parts:
-            self._parts.setdefault(part.choice, []).append(part)
-            self.nbytes += part_nbytes(part)
+            log = self._choices.get(part.choice)
+            if log is None:
+                log = self._choices[part.choice] = _ChoiceLog(part.start)
+            self.nbytes += log.add(part)
 
     def clear(self) -> None:
         """Forget all."""
-        self._parts.clear()
+        self._choices.clear()
         self.nbytes = 0
 
     def merged(self) -> tuple[DeltaPart, ...]:
         """Return one part a choice that holds all that was added."""
-        return tuple(_merge(parts) for parts in self._parts.values())
+        return tuple(log.part(choice) for choice, log in self._choices.items())
+
+
+class _ChoiceLog:
+    """What one choice gained, from token *start* on."""
+
+    __slots__ = ("_spans", "_start", "_token_ids")
+
+    def __init__(self, start: int) -> None:
+        self._start = start
+        self._token_ids = array("q")
+        self._spans: list[tuple[Channel, int, StringIO]] = []
+        """Runs of one channel's text; their order between channels stays."""
+
+    def add(self, part: DeltaPart) -> int:
+        """Take the next part and return about how many bytes it takes."""
+        self._token_ids.extend(part.token_ids)
+        for span in part.text:
+            if not self._spans or self._spans[-1][0] is not span.channel:
+                self._spans.append((span.channel, span.text_start, StringIO()))
+            self._spans[-1][2].write(span.text)
+        return _TOKEN_BYTES * len(part.token_ids) + sum(len(span.text) for span in part.text)
+
+    def part(self, choice: int) -> DeltaPart:
+        """Return all of it as one part."""
+        # Our own values: validating them again would cost more than making them.
+        return DeltaPart.model_construct(
+            choice=choice,
+            start=self._start,
+            token_ids=tuple(self._token_ids),
+            text=tuple(
+                TextSpan.model_construct(channel=channel, text_start=start, text=text.getvalue())
+                for channel, start, text in self._spans
+            ),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -74,8 +131,13 @@ class Outbox:
     """Whether the job is not ours any more: nothing of it is written, and it only stands here
     until the engine has let go of it."""
     unacknowledged: Entry | None = None
-    acknowledged: list[Entry] = field(default_factory=list)
-    """This attempt's entries that the server has confirmed; it may lose the newest of them."""
+    acknowledged: deque[Entry] = field(default_factory=lambda: deque(maxlen=_KEPT_ENTRIES))
+    """This attempt's newest entries that the server has confirmed; it may lose them all the
+    same."""
+    is_silent: bool = True
+    """Whether the server has nothing new of this attempt: its death would be a strike."""
+    has_restarted: bool = False
+    """Whether what earlier attempts told was declared void."""
     told: PartLog = field(default_factory=PartLog)
     """Everything that is in entries, earlier attempts included."""
 
@@ -88,11 +150,6 @@ class Outbox:
     def job_id(self) -> str:
         """The job's id."""
         return self.claim.job_id
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the server has nothing new of this attempt: its death would be a strike."""
-        return not any(isinstance(entry.event, Delta) for entry in self.acknowledged)
 
     @property
     def newest_seq(self) -> int:
@@ -111,6 +168,7 @@ class Outbox:
         """
         if self.unacknowledged is None and self.restart:
             self.restart = False
+            self.has_restarted = True
             self.told.clear()
             self._open(Restarted(worker_id=worker_id, sampler_version=sampler_version))
         elif self.unacknowledged is None and self.pending:
@@ -124,10 +182,16 @@ class Outbox:
         """Note that the server has the unacknowledged entry."""
         if self.unacknowledged is not None:
             self.acknowledged.append(self.unacknowledged)
+            self.is_silent = self.is_silent and not isinstance(self.unacknowledged.event, Delta)
             self.unacknowledged = None
 
-    def rewind(self, last_id: EntryId) -> list[Entry]:
-        """Return the confirmed entries that a server whose last entry is *last_id* has lost."""
+    def rewind(self, last_id: EntryId) -> list[Entry] | None:
+        """Return the confirmed entries that a server whose last entry is *last_id* has lost.
+
+        None where they are more than are kept.
+        """
+        if self.acknowledged and self.acknowledged[0].id.seq > last_id.seq + 1:
+            return None
         return [entry for entry in self.acknowledged if entry.id > last_id]
 
     def begin_anew(self, attempt: int) -> None:
@@ -135,14 +199,14 @@ class Outbox:
 
         What readers have of it already, they drop by its position.
         """
-        sent = [*self.acknowledged, *([self.unacknowledged] if self.unacknowledged else [])]
         told, rest = PartLog() if self.restart else self.told, self.pending
         # Where the lost part voided what came before it, that has to be said again.
-        self.restart = self.restart or any(isinstance(entry.event, Restarted) for entry in sent)
+        self.restart = self.restart or self.has_restarted
         self.attempt = attempt
         self.next_seq = 1
         self.unacknowledged = None
         self.acknowledged.clear()
+        self.is_silent = True
         self.told, self.pending = PartLog(), PartLog(told.merged())
         self.pending.add(rest.merged())
 
@@ -156,33 +220,3 @@ class Outbox:
     def _open(self, event: Event) -> None:
         self.unacknowledged = Entry(EntryId(self.attempt, self.next_seq), event)
         self.next_seq += 1
-
-
-def part_nbytes(part: DeltaPart) -> int:
-    """Return about how many bytes *part* takes in memory and in a stream."""
-    return _TOKEN_BYTES * len(part.token_ids) + sum(len(span.text) for span in part.text)
-
-
-def _merge(parts: list[DeltaPart]) -> DeltaPart:
-    if len(parts) == 1:
-        return parts[0]
-    # Our own values: validating them again would cost more than making them.
-    return DeltaPart.model_construct(
-        choice=parts[0].choice,
-        start=parts[0].start,
-        token_ids=tuple(token for part in parts for token in part.token_ids),
-        text=_merge_spans([span for part in parts for span in part.text]),
-    )
-
-
-def _merge_spans(spans: list[TextSpan]) -> tuple[TextSpan, ...]:
-    """Join adjacent spans of one channel; their order between channels stays."""
-    merged: list[list[TextSpan]] = []
-    for span in spans:
-        if merged and merged[-1][0].channel == span.channel:
-            merged[-1].append(span)
-        else:
-            merged.append([span])
-    return tuple(
-        run[0].model_copy(update={"text": "".join(span.text for span in run)}) for run in merged
-    )

@@ -297,7 +297,11 @@ class Publisher:
             self._resend(outbox, tip.id)
 
     def _resend(self, outbox: Outbox, last_id: EntryId) -> None:
-        for entry in outbox.rewind(last_id):
+        lost = outbox.rewind(last_id)
+        if lost is None:
+            self._begin_anew(outbox)
+            return
+        for entry in lost:
             triple = (outbox.job_id, entry.id, entry.event)
             outcomes = self._streams.append_all([triple], self._settings.running_ttl_ms)
             if Appended.LATER in outcomes:

@@ -1,6 +1,7 @@
 """What is coalesced on its way to a stream loses nothing."""
 
 import random
+import tracemalloc
 
 from headwater.producer.client import new_job
 from headwater.schemas import Delta, DeltaPart, EntryId, Restarted, TextSpan
@@ -70,3 +71,25 @@ def test_what_was_void_is_not_told_by_a_new_beginning() -> None:
     assert [entry.id for entry in events] == [EntryId(4, 1), EntryId(4, 2)]
     assert isinstance(events[0].event, Restarted)
     assert events[1].event == Delta(parts=(_part(0, 0, "new"),))
+
+
+def _bytes_per_token(outbox: Outbox, num_tokens: int, *, is_sent: bool) -> float:
+    tracemalloc.start()
+    for index in range(num_tokens):
+        outbox.pending.add([_part(index, index, "a")])
+        if is_sent:
+            _next(outbox)
+            outbox.acknowledge()
+    num_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return num_bytes / num_tokens
+
+
+def test_a_job_that_runs_for_a_day_takes_little_more_memory_than_its_tokens_and_text() -> None:
+    # An object for every entry would take 1,800.
+    assert _bytes_per_token(_outbox(), 20_000, is_sent=True) < 100
+
+
+def test_what_waits_for_the_server_takes_about_the_memory_that_is_counted() -> None:
+    outbox = _outbox()
+    assert _bytes_per_token(outbox, 20_000, is_sent=False) < 4 * outbox.pending.nbytes / 20_000

@@ -168,3 +168,23 @@ def test_a_broken_stream_costs_its_job_and_no_other(
 
     assert text_of(redis, good) == "b"
     assert worker.inbox.get(timeout=10) == Drop(bad)
+
+
+def test_more_lost_entries_than_the_worker_keeps_are_told_anew(
+    redis: Redis, station: Stations, submit: Submit
+) -> None:
+    job_id = submit()
+    worker = station()
+    worker.claim()
+    num_entries = 300
+    for index in range(num_entries):
+        worker.publisher.delta(job_id, [part(index, index)])
+        wait_for_entries(redis, job_id, index + 2)
+    _take_back(redis, job_id, 10)
+
+    worker.publisher.delta(job_id, [part(num_entries, num_entries)])
+    worker.publisher.end(job_id, FINISHED)
+    assert worker.publisher.wait_until_closed(10)
+
+    assert types_of(redis, job_id)[-4:] == ["delta", "resumed", "delta", "finished"]
+    assert text_of(redis, job_id) == part(0, *range(num_entries + 1)).text[0].text
