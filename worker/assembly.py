@@ -64,7 +64,9 @@ def build_loop(
     return GenerationLoop(
         Engine(runner, Sampler(loaded.vocab_size, loaded.eos_token_ids)),
         Scheduler(cache, policy, model_key=loaded.fingerprint),
-        JobOpener(Vocabulary(loaded.tokenizer), loaded.eos_token_ids, SAMPLER_VERSION),
+        JobOpener(
+            Vocabulary(loaded.tokenizer), loaded.eos_token_ids, SAMPLER_VERSION, loaded.vocab_size
+        ),
         limits,
         sink,
         metrics,

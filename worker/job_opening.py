@@ -23,8 +23,14 @@ class JobOpener:
     """Makes a claim's sequences and texts; knows the model's vocabulary and sampler."""
 
     def __init__(
-        self, vocabulary: Vocabulary, eos_token_ids: Collection[int], sampler_version: int
+        self,
+        vocabulary: Vocabulary,
+        eos_token_ids: Collection[int],
+        sampler_version: int,
+        vocab_size: int,
     ) -> None:
+        """*vocab_size* is the model's own, which may exceed the tokenizer's."""
+        self._vocab_size = vocab_size
         self._vocabulary = vocabulary
         self._eos_token_ids = frozenset(eos_token_ids)
         self._sampler_version = sampler_version
@@ -33,6 +39,8 @@ class JobOpener:
         """Return the job's choices where the earlier attempts left them, or from the start."""
         if not claim.history:
             return self._fresh(claim, None)
+        if any(max(part.token_ids, default=0) >= self._vocab_size for part in claim.history):
+            return self._fresh(claim, "another model drew the published tokens")
         if self._draws_differ(claim):
             return self._fresh(claim, "another sampler version drew the published tokens")
         try:

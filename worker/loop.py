@@ -108,6 +108,9 @@ class GenerationLoop:
         """Take a job in; one that can't run here ends as failed at once."""
         try:
             check(claim.job, self._limits)
+            if claim.is_overdue:
+                # Not opened: the text that its last attempt let out as it ended stays valid.
+                raise _overdue(claim)
         except JobRejected as error:
             log.info("rejected", job_id=claim.job_id, code=error.code)
             self._send_end(claim.job_id, _failed(claim, error))
@@ -148,8 +151,7 @@ class GenerationLoop:
 
     def _fail_overdue(self, now: float) -> None:
         for run in [run for run in self._timed_runs.values() if run.is_overdue(now)]:
-            error = JobRejected("deadline_exceeded", f"not done within {run.job.deadline_s} s")
-            self._close(run, _failed(run.claim, error))
+            self._close(run, _failed(run.claim, _overdue(run.claim)))
 
     def _launch(self, now: float) -> _InFlight | None:
         plan = self._scheduler.schedule(now)
@@ -284,6 +286,10 @@ class GenerationLoop:
             del self._choices[choice.sequence]
             if choice.is_open:
                 self._scheduler.finish(choice.sequence)
+
+
+def _overdue(claim: Claim) -> JobRejected:
+    return JobRejected("deadline_exceeded", f"not done within {claim.job.deadline_s} s")
 
 
 def _failed(claim: Claim, error: JobRejected) -> Failed:

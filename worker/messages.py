@@ -40,6 +40,11 @@ class Claim:
         return (self.begun_at_ms - self.first_started_ms) / 1e3
 
     @property
+    def is_overdue(self) -> bool:
+        """Whether the job's deadline had passed when this attempt began."""
+        return self.job.deadline_s is not None and self.age_s >= self.job.deadline_s
+
+    @property
     def queue_ms(self) -> float | None:
         """Milliseconds from enqueueing to the first start, where known."""
         if self.enqueued_at_ms is None:

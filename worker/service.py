@@ -150,7 +150,11 @@ class Worker:
         if self._death is not None:
             return 1
         self._engine.stop()
-        self._station.close()
+        try:
+            self._station.close()
+        except RedisError as error:
+            # The lease and RQ's record of us lapse by themselves.
+            log.warning("left_without_a_word", error=str(error))
         log.info("stopped", worker_id=self.worker_id)
         return 0 if is_closed else 1
 

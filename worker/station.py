@@ -3,9 +3,7 @@
 import time
 from collections.abc import Callable
 
-import structlog
 from headwater.schemas import Priority, WorkerStatus, keys
-from redis.exceptions import RedisError
 
 from .booking.rq_jobs import RQBook
 from .engine.sampler import SAMPLER_VERSION
@@ -19,8 +17,6 @@ from .messages import Message
 from .publisher import Publisher, PublisherSettings
 from .redis_client import connect
 from .settings import WorkerSettings
-
-log = structlog.get_logger()
 
 _RETENTION_STREAMS = 4
 """RQ's records outlive the streams by this factor."""
@@ -131,18 +127,16 @@ class Station:
         self._intake.stop()
 
     def close(self) -> None:
-        """Leave: first what takes work, then what writes, the lease last."""
+        """Leave: first what takes work, then what writes, the lease last.
+
+        Raises RedisError where the server can't be told that we leave.
+        """
         self._intake.stop()
         self._stop_commands.stop()
         self._maintenance.stop()
         self.publisher.stop()
         self._heartbeat.stop()
-        try:
-            self._heartbeat.give_up_lease()
-            self._registration.unregister()
-        except RedisError as error:
-            # Both lapse by themselves, and there is nobody to tell.
-            log.warning("left_without_a_word", error=str(error))
+        self._registration.unregister()
 
     def _book(self) -> RQBook:
         return RQBook(

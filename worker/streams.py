@@ -84,7 +84,8 @@ def read_tip(redis: Any, stream: str) -> Tip | None:
         return None
     entry_id, fields = found[0]
     execution = fields.get(b"execution")
-    return Tip(EntryId.parse(entry_id), b"end" in fields, execution.decode() if execution else None)
+    claimant = execution.decode("utf-8", "replace") if execution else None
+    return Tip(EntryId.parse(entry_id), b"end" in fields, claimant)
 
 
 class JobStreams:

@@ -276,6 +276,15 @@ def test_a_hit_whose_job_is_gone_is_enqueued_again_under_the_same_id(
     assert queued_ids(redis) == [first]
 
 
+def test_a_wish_to_cancel_does_not_outlive_its_job(redis: Redis, producer: Producer) -> None:
+    first = producer.submit(job(), idempotency_key="k")
+    producer.cancel(first)
+    redis.delete(job_key(first), keys.stream_key(first))  # they lapse days before the wish
+
+    assert producer.submit(job(), idempotency_key="k") == first
+    assert not redis.exists(keys.cancel_key(first))
+
+
 def test_under_a_full_queue_a_hit_is_still_a_hit(redis: Redis, producer: Producer) -> None:
     limited = Producer(redis, SubmitSettings(max_queue_depth=1))
     first = limited.submit(job(), idempotency_key="k")

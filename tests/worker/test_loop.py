@@ -93,7 +93,7 @@ class Bench:
         self.loop = GenerationLoop(
             self.engine,
             self.scheduler,
-            JobOpener(Vocabulary(_tokenizer()), (), SAMPLER_VERSION),
+            JobOpener(Vocabulary(_tokenizer()), (), SAMPLER_VERSION, VOCABULARY_SIZE),
             ModelLimits("tiny", VOCABULARY_SIZE, 256, "sha256:tiny"),
             self.sink,
             self.metrics,
@@ -279,6 +279,27 @@ def test_text_that_cannot_be_continued_is_restarted(bench: Bench) -> None:
 
     assert bench.sink.restarted == ["j"]
     assert bench.sink.tokens("j") == greedy_alone(bench.model, PROMPT, 8)
+
+
+def test_tokens_that_the_model_does_not_have_are_not_continued(bench: Bench) -> None:
+    bench.loop.admit(claim(history=_history([1, VOCABULARY_SIZE], text="")))
+    bench.run()
+
+    assert bench.sink.restarted == ["j"]
+    assert bench.sink.tokens("j") == greedy_alone(bench.model, PROMPT, 8)
+
+
+def test_a_deadline_that_passed_between_attempts_leaves_the_text_as_it_is(bench: Bench) -> None:
+    # The last attempt let its held text out and died before it had written the end.
+    history = _history([1, 2], text=text_of([1, 2]) + "held")
+    bench.loop.admit(
+        claim(history=history, deadline_s=2.0, first_started_ms=1000, begun_at_ms=4000)
+    )
+
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Failed)
+    assert end.code == "deadline_exceeded"
+    assert bench.sink.restarted == []
 
 
 @pytest.mark.parametrize(("temperature", "restarts"), [(0.0, False), (0.8, True)])

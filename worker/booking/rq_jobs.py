@@ -66,7 +66,7 @@ def read_record(pipeline: Any, running: RunningJob) -> JobRecord:
     status: bytes | None = pipeline.hget(keys.job, "status")
     member = f"{running.job_id}:{running.execution_id}"
     is_executing = pipeline.zscore(keys.started, member) is not None
-    return JobRecord(status.decode() if status else None, is_executing)
+    return JobRecord(status.decode("utf-8", "replace") if status else None, is_executing)
 
 
 class RQBook:

@@ -55,11 +55,8 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread and give the lease back; raises RedisError."""
         self._thread.stop()
-
-    def give_up_lease(self) -> None:
-        """Say that this worker is gone; raises RedisError."""
         self._redis.delete(keys.worker_key(self._settings.worker_id))
 
     def beat(self) -> None:
