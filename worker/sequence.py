@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from headwater.schemas import FinishReason, GenerationJob
+from headwater.schemas import GenerationJob
 
 
 class SequenceStatus(Enum):
@@ -49,7 +49,6 @@ class Sequence:
     runs_alone: bool = False
     """After a strike: no other row beside it until its first new token."""
     status: SequenceStatus = SequenceStatus.WAITING
-    finish_reason: FinishReason | None = None
     cache_node: Any = None
     """The deepest prefix-cache node that this sequence has pinned; the scheduler's."""
 

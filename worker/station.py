@@ -75,16 +75,7 @@ class Station:
             connect(self._settings.redis), self._worker_id, queue_names, self._settings.lease_s
         )
         self._registration.register()
-        self._heartbeat = Heartbeat(
-            connect(self._settings.redis),
-            self._book(),
-            self._registration,
-            self._intake_settings,
-            claims=self.publisher.open_claims,
-            status=status,
-            drop=self.publisher.abandon,
-            on_death=self._on_death,
-        )
+        self._heartbeat = self._new_heartbeat(status)
         self._intake = Intake(
             connect(self._settings.redis),
             self._book(),
@@ -137,6 +128,18 @@ class Station:
         self.publisher.stop()
         self._heartbeat.stop()
         self._registration.unregister()
+
+    def _new_heartbeat(self, status: Callable[[], WorkerStatus]) -> Heartbeat:
+        return Heartbeat(
+            connect(self._settings.redis),
+            self._book(),
+            self._registration,
+            self._intake_settings,
+            claims=self.publisher.open_claims,
+            status=status,
+            drop=self.publisher.abandon,
+            on_death=self._on_death,
+        )
 
     def _book(self) -> RQBook:
         return RQBook(

@@ -144,7 +144,7 @@ class Claimer:
                 if pipeline.hstrlen(names.job, "data") > limits.MAX_COMPRESSED_PAYLOAD_BYTES:
                     self._refuse(job_id, queue_name, "the payload is too large")
                     return None
-                data, status, _, enqueued_at = pipeline.hmget(names.job, FIELDS)
+                data, status, enqueued_at = pipeline.hmget(names.job, FIELDS)
                 if status != JobStatus.QUEUED.value.encode():
                     self._skip(pipeline, job_id, queue_name, status)
                     return None

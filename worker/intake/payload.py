@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import orjson
 from headwater.schemas import GenerationJob, SchemaError, keys, limits
 
-FIELDS = ("data", "status", "origin", "enqueued_at")
-"""Of the hash, in the order of *values* below."""
+FIELDS = ("data", "status", "enqueued_at")
+"""Of the hash: what a claim looks at."""
 
 
 class QueuedJob(NamedTuple):
