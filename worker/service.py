@@ -1,13 +1,13 @@
 """The worker process: start, drain, stop. The one place that sees threads and signals."""
 
 import os
+import queue
 import secrets
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import structlog
@@ -42,7 +42,8 @@ class Worker:
         self._started_at = time.time()
         self._signals = 0
         self._death: BaseException | None = None
-        self._wake = threading.Event()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Not an Event: a signal handler that sets one hangs when it interrupts its waiter."""
         self._is_draining = False
         self._engine: EngineThread
         self._station = Station(
@@ -97,9 +98,8 @@ class Worker:
 
     def _wait_until_loaded(self) -> bool:
         """Return whether the model is there; False when a signal came first."""
-        self._engine.loop.add_done_callback(lambda _: self._wake.set())
-        self._wake.wait()
-        self._wake.clear()
+        self._engine.loop.add_done_callback(lambda _: self._wake.put(None))
+        self._wake.get()
         if self._signals and not self._engine.loop.done():
             return False
         self._engine.loop.result()
@@ -117,8 +117,8 @@ class Worker:
 
     def _supervise(self) -> None:
         while not self._signals and self._death is None:
-            self._wake.wait(_ANNOUNCE_EVERY_S)
-            self._wake.clear()
+            with suppress(queue.Empty):
+                self._wake.get(timeout=_ANNOUNCE_EVERY_S)
             if time.monotonic() - self._announced_s >= _ANNOUNCE_EVERY_S:
                 self._announce_again()
 
@@ -173,11 +173,11 @@ class Worker:
     def _on_signal(self) -> None:
         # Only a note: whatever the main thread is in the middle of goes on.
         self._signals += 1
-        self._wake.set()
+        self._wake.put(None)
 
     def _on_death(self, error: BaseException) -> None:
         self._death = error
-        self._wake.set()
+        self._wake.put(None)
 
     def _status(self) -> WorkerStatus:
         figures = self._engine.loop.result().figures
