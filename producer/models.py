@@ -73,6 +73,13 @@ def fit_to_card(job: GenerationJob, card: ModelCard) -> GenerationJob:
         )
     _check_vocabulary("prompt_token_ids", job.prompt_token_ids, card)
     _check_vocabulary("stop_token_ids", job.stop_token_ids, card)
+    _check_vocabulary("sampling.bad_token_ids", job.sampling.bad_token_ids, card)
+    largest = max(job.sampling.logit_bias, default=0)
+    if largest >= card.vocab_size:
+        raise InvalidRequest(
+            f"sampling.logit_bias names token {largest}; model {card.alias!r} has token ids 0 to"
+            f" {card.vocab_size - 1}"
+        )
     if job.tokenizer_fingerprint is None:
         return job.model_copy(update={"tokenizer_fingerprint": card.tokenizer_fingerprint})
     if job.tokenizer_fingerprint != card.tokenizer_fingerprint:

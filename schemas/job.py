@@ -25,6 +25,10 @@ TokenId = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_TOKEN_ID)]
 StopString = Annotated[
     str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_STRING_CHARS)
 ]
+Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
+BiasedTokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
+"""Not strict: in JSON the keys of an object are strings."""
+Bias = Annotated[float, Field(ge=-limits.MAX_LOGIT_BIAS, le=limits.MAX_LOGIT_BIAS)]
 
 
 class Priority(StrEnum):
@@ -44,7 +48,13 @@ class StreamMode(StrEnum):
 
 
 class SamplingParams(WireModel):
-    """How the next token is chosen. Temperature 0 is greedy and ignores the other filters."""
+    """How the next token is chosen.
+
+    In this order: logit_bias, repetition_penalty, presence_penalty and frequency_penalty change
+    the model's logits; bad_token_ids (and ends before min_tokens) are ruled out; then top_p,
+    min_p and top_k look at the distribution that is left, at temperature 1, and the draw comes
+    at *temperature*. Temperature 0 is greedy: it takes the likeliest and needs no filter.
+    """
 
     temperature: float = Field(default=0.0, ge=0.0, le=100.0)
     top_k: int = Field(default=0, ge=0, le=limits.MAX_TOKEN_ID, strict=True)
@@ -52,6 +62,20 @@ class SamplingParams(WireModel):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Keep tokens whose probability is at least this share of the likeliest one's."""
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=limits.MAX_REPETITION_PENALTY)
+    """Divides a positive logit, multiplies a negative one, of tokens in the window."""
+    repetition_window: int = Field(default=20, ge=0, le=limits.MAX_PROMPT_TOKENS, strict=True)
+    """How many of the last tokens, prompt and output, repetition_penalty looks at; 0: all."""
+    presence_penalty: Penalty = 0.0
+    """Subtracted from the logit of every token that the output holds; the prompt's don't count."""
+    frequency_penalty: Penalty = 0.0
+    """Subtracted once for every time that the output holds the token."""
+    logit_bias: dict[BiasedTokenId, Bias] = Field(
+        default_factory=dict, max_length=limits.MAX_LOGIT_BIASES
+    )
+    """Added to the logits of these token ids."""
+    bad_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=limits.MAX_BAD_TOKEN_IDS)
+    """Never sampled."""
     seed: int | None = Field(default=None, ge=0, le=limits.MAX_SEED, strict=True)
     """Draws depend on (seed, choice, index of the output token) only. Submit fills it in."""
     n: int = Field(default=1, ge=1, le=limits.MAX_CHOICES, strict=True)

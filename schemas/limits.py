@@ -16,6 +16,14 @@ MAX_STOP_CHARS = 8192
 """All stop strings of a job together: what it costs the worker to look for them."""
 MAX_STOP_TOKEN_IDS = 1024
 
+MAX_LOGIT_BIASES = 1024
+MAX_LOGIT_BIAS = 100.0
+"""Either way: more than any model's preference for one token."""
+MAX_BAD_TOKEN_IDS = 1024
+MAX_REPETITION_PENALTY = 10.0
+MAX_PENALTY = 2.0
+"""Of presence and frequency penalties, either way."""
+
 MAX_METADATA_BYTES = 4096
 """Metadata's size as JSON."""
 

@@ -29,8 +29,13 @@ def check(job: GenerationJob, model: ModelLimits) -> None:
             f" {model.tokenizer_fingerprint}; tokenize it again with the model's own tokenizer",
         )
     _check_token_ids("prompt_token_ids", max(job.prompt_token_ids), model)
-    if job.stop_token_ids:
-        _check_token_ids("stop_token_ids", max(job.stop_token_ids), model)
+    for field, token_ids in (
+        ("stop_token_ids", job.stop_token_ids),
+        ("sampling.bad_token_ids", job.sampling.bad_token_ids),
+        ("sampling.logit_bias", tuple(job.sampling.logit_bias)),
+    ):
+        if token_ids:
+            _check_token_ids(field, max(token_ids), model)
     num_prompt_tokens = len(job.prompt_token_ids)
     if num_prompt_tokens + job.max_tokens > model.context_length:
         raise JobRejected(

@@ -227,8 +227,10 @@ class GenerationLoop:
         if known is None:
             return
         run, _ = known
-        log.error("engine_error", job_id=run.job.job_id, exc_info=failed.error)
-        error = JobRejected("engine_error", f"{type(failed.error).__name__}: {failed.error}")
+        error = failed.error
+        if not isinstance(error, JobRejected):
+            log.error("engine_error", job_id=run.job.job_id, exc_info=error)
+            error = JobRejected("engine_error", f"{type(error).__name__}: {error}")
         self._close(run, _failed(run.claim, error))
 
     # A job's way in and out.

@@ -29,6 +29,24 @@ def greedy_alone(model: Any, prompt: Seq[int], num_new_tokens: int) -> list[int]
     return tokens[len(prompt) :]
 
 
+def adjust_alone(
+    logits: np.ndarray, params: SamplingParams, prompt: Seq[int], output: Seq[int]
+) -> np.ndarray:
+    """Change one row of *logits* in float64 as the parameters say, token by token."""
+    logits = logits.astype(np.float64)
+    for token, bias in params.logit_bias.items():
+        logits[token] += bias
+    history = [*prompt, *output]
+    for token in set(history[-params.repetition_window :] if params.repetition_window else history):
+        factor = params.repetition_penalty
+        logits[token] *= factor if logits[token] < 0 else 1 / factor
+    for token in set(output):
+        logits[token] -= params.presence_penalty
+        logits[token] -= params.frequency_penalty * list(output).count(token)
+    logits[list(params.bad_token_ids)] = -np.inf
+    return logits
+
+
 class Draw(NamedTuple):
     """The yardstick's draw: its token, and how far the number was from another one's share."""
 
@@ -37,8 +55,14 @@ class Draw(NamedTuple):
 
 
 def draw_alone(logits: np.ndarray, params: SamplingParams, uniform: float) -> Draw:
-    """Draw from one row of *logits* in float64, step by step as DESIGN describes it."""
+    """Draw from one row of *logits* in float64, step by step as DESIGN describes it.
+
+    The margin of a greedy choice is its lead over the second best.
+    """
     logits = logits.astype(np.float64)
+    if params.temperature == 0:
+        second, best = np.argsort(logits, kind="stable")[-2:]
+        return Draw(int(best), float(logits[best] - logits[second]))
     order = np.lexsort((np.arange(logits.size), -logits))
     below_peak = logits[order] - logits.max()
     mass = np.exp(below_peak)
@@ -93,7 +117,8 @@ class ExactnessReport:
         keys = np.full(len(output), stream_key(row.job, row.choice), np.uint64)
         numbers = uniforms(keys, np.arange(len(output), dtype=np.uint64))
         for step, token in enumerate(output):
-            expected = draw_alone(logits[step], row.job.sampling, float(numbers[step]))
+            adjusted = adjust_alone(logits[step], row.job.sampling, prompt, output[:step])
+            expected = draw_alone(adjusted, row.job.sampling, float(numbers[step]))
             if token != expected.token:
                 where = f"{label} step {step}: {token} for {expected}"
                 is_near = abs(expected.margin) < NEAR_TIE

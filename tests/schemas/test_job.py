@@ -19,7 +19,7 @@ def parse(**fields: Any) -> GenerationJob:
 
 def test_a_job_survives_its_wire_form() -> None:
     job = parse(
-        sampling={"temperature": 0.5, "seed": 3},
+        sampling={"temperature": 0.5, "seed": 3, "logit_bias": {"7": -1.5}, "bad_token_ids": [4]},
         stop=["a", "b"],
         metadata={"a": [1, None]},
         priority="low",
@@ -84,6 +84,13 @@ def test_a_bad_value_is_named_with_its_range(field: str, value: Any, expected: s
         ("top_k", 2.5, "integer"),
         ("min_p", 1.0, "less than 1"),
         ("min_p", -0.5, "greater than or equal to 0"),
+        ("repetition_penalty", 0, "greater than 0"),
+        ("repetition_penalty", 10.5, "less than or equal to 10"),
+        ("repetition_window", -1, "greater than or equal to 0"),
+        ("presence_penalty", -2.1, "greater than or equal to -2"),
+        ("frequency_penalty", 2.1, "less than or equal to 2"),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0), "at most 1024"),
+        ("bad_token_ids", [1] * 1025, "1024"),
         ("seed", -1, "greater than or equal to 0"),
         ("seed", 2**63, "less than or equal to"),
     ],
@@ -101,6 +108,11 @@ def test_a_bad_sampling_value_is_named_with_its_range(
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
+        ("sampling", {"logit_bias": {5: 101}}, r"logit_bias.5: .*equal to 100 \(got 101\)"),
+        ("sampling", {"logit_bias": {5: float("nan")}}, "logit_bias.5: .*finite"),
+        ("sampling", {"logit_bias": {-1: 1}}, r"logit_bias.-1.*equal to 0"),
+        ("sampling", {"logit_bias": {"a": 1}}, r"logit_bias.a.*integer"),
+        ("sampling", {"bad_token_ids": [1, -1]}, "bad_token_ids.1"),
         ("prompt_token_ids", [1, -1], "prompt_token_ids.1"),
         ("prompt_token_ids", [1, 2**31], "prompt_token_ids.1"),
         ("prompt_token_ids", [1, 1.0], "prompt_token_ids.1"),
@@ -185,5 +197,11 @@ def test_the_defaults_are_greedy() -> None:
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "repetition_window": 20,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "bad_token_ids": [],
         "n": 1,
     }

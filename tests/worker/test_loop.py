@@ -335,6 +335,8 @@ def test_a_job_past_its_deadline_fails_and_frees_its_row(bench: Bench) -> None:
     [
         ({"prompt": (VOCABULARY_SIZE,)}, "token_id_out_of_range"),
         ({"stop_token_ids": (VOCABULARY_SIZE,)}, "token_id_out_of_range"),
+        ({"sampling": {"bad_token_ids": (VOCABULARY_SIZE,)}}, "token_id_out_of_range"),
+        ({"sampling": {"logit_bias": {VOCABULARY_SIZE: 1.0}}}, "token_id_out_of_range"),
         ({"max_tokens": 251}, "context_length_exceeded"),
         ({"tokenizer_fingerprint": "sha256:other"}, "tokenizer_mismatch"),
     ],
@@ -348,6 +350,46 @@ def test_a_job_that_does_not_fit_the_model_fails_at_once(
     assert isinstance(end, Failed)
     assert end.code == code
     assert bench.loop.is_idle
+
+
+def test_a_job_without_any_token_left_fails_and_says_so(bench: Bench) -> None:
+    sampling = SamplingParams(bad_token_ids=tuple(range(VOCABULARY_SIZE)))
+    bench.loop.admit(claim("bad", sampling=sampling))
+    bench.loop.admit(claim("good"))
+    bench.run()
+
+    end = bench.sink.ends["bad"]
+    assert isinstance(end, Failed)
+    assert end.code == "no_token_allowed"
+    assert bench.sink.tokens("good") == greedy_alone(bench.model, PROMPT, 8)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_penalties_after_a_resume_count_the_published_tokens(
+    bench: Bench, temperature: float
+) -> None:
+    sampling = SamplingParams(
+        temperature=temperature,
+        seed=5,
+        repetition_penalty=1.8,
+        repetition_window=6,
+        presence_penalty=1.5,
+        frequency_penalty=1.0,
+    )
+    bench.loop.admit(claim(sampling=sampling, max_tokens=24))
+    bench.loop.admit(claim("other", max_tokens=9))
+    bench.run()
+    whole = bench.sink.tokens("j")
+
+    heir = Bench(pipelined=bench.pipelined, runner=bench.runner)
+    history = _history(whole[:11])
+    heir.loop.admit(
+        claim(sampling=sampling, max_tokens=24, history=history, sampler_version=SAMPLER_VERSION)
+    )
+    heir.run()
+
+    assert heir.sink.tokens("j") == whole[11:]
+    assert len(set(whole)) > len(set(greedy_alone(bench.model, PROMPT, 24)))
 
 
 POISON = 77

@@ -6,10 +6,10 @@ from typing import Final, NamedTuple
 
 import mlx.core as mx
 
-from ..errors import EngineUnsound, WorkerError
+from ..errors import EngineUnsound, JobRejected, WorkerError
 from ..sequence import ScheduledSequence, Sequence, TokenOutput
 from .runner import CacheKind, DeviceSegment, ModelRunner, Segment
-from .sampler import NOT_FINITE, Sampler
+from .sampler import NO_TOKEN, NOT_FINITE, Sampler
 
 _RECOMPUTE_CHUNK: Final = 512
 _STEPS_BETWEEN_CLEARS: Final = 128
@@ -69,9 +69,8 @@ class PendingStep:
             sequence.num_unread_tokens -= 1
             if sequence.is_finished:
                 continue
-            if token_id == NOT_FINITE:
-                error = NonFiniteLogits(f"logits of token {sequence.num_tokens} are not finite")
-                result.failed.append(FailedRow(sequence, error))
+            if token_id in (NOT_FINITE, NO_TOKEN):
+                result.failed.append(FailedRow(sequence, _no_token(sequence, token_id)))
                 continue
             sequence.output_token_ids.append(token_id)
             result.outputs.append(TokenOutput(sequence, token_id))
@@ -165,6 +164,7 @@ class Engine:
     def _forward(self, prefill: Seq[ScheduledSequence], decode: Seq[Sequence]) -> PendingStep:
         rows: list[Sequence] = []
         logits: list[mx.array] = []
+        newest: list[mx.array] = []
         state: list[mx.array] = []
         if prefill:
             chunked = [sequence for sequence, _ in prefill]
@@ -173,16 +173,17 @@ class Engine:
             closing = [i for i, (row, num) in enumerate(prefill) if num == row.num_pending_tokens]
             if closing:
                 rows += [chunked[index] for index in closing]
+                newest.append(mx.array([_last_token(row) for row in rows], dtype=mx.int32))
                 logits.append(last if len(closing) == len(prefill) else last[mx.array(closing)])
             state = self._runner.state(chunked)
         if decode:
             rows += decode
-            logits.append(self._runner.decode(decode, self._inputs(decode)))
+            newest.append(self._inputs(decode))
+            logits.append(self._runner.decode(decode, newest[-1]))
         if not rows:
             _start(state)
             return PendingStep((), None)
-        together = logits[0] if len(logits) == 1 else mx.concatenate(logits)
-        tokens = self._sampler.sample(together, rows)
+        tokens = self._sampler.sample(_joined(logits), rows, _joined(newest))
         _start([tokens, *state])
         return PendingStep(tuple(rows), tokens)
 
@@ -253,6 +254,20 @@ def _count(prefill: Seq[ScheduledSequence], decode: Seq[Sequence], step: Pending
         sequence.num_computed_tokens += 0 if sequence in failed else 1
     for sequence in step.rows:
         sequence.num_unread_tokens += 1
+
+
+def _no_token(sequence: Sequence, mark: int) -> Exception:
+    if mark == NOT_FINITE:
+        return NonFiniteLogits(f"logits of token {sequence.num_tokens} are not finite")
+    return JobRejected(
+        "no_token_allowed",
+        f"every token is ruled out at output token {len(sequence.output_token_ids)}; ask for"
+        " fewer bad_token_ids or a lower min_tokens",
+    )
+
+
+def _joined(parts: list[mx.array]) -> mx.array:
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
 def _start(arrays: list[mx.array]) -> None:

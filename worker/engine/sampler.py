@@ -1,9 +1,11 @@
 """The next token of every row: one graph for the batch, one uniform number a draw.
 
 A draw walks the kept tokens in descending order of their logits, ties by token id, until
-their cumulative weight passes the uniform number. Filters look at the model's own
-distribution and the temperature comes last, as in mlx_lm.sample_utils, so each filter keeps
-a prefix of that order and the walk needs the head of it only.
+their cumulative weight passes the uniform number. Filters look at the distribution at
+temperature 1 and the temperature comes last, as in mlx_lm.sample_utils, so each filter keeps
+a prefix of that order and the walk needs the head of it only. What changes the distribution
+comes before the filters: logit bias, repetition, presence and frequency penalty (mlx-lm's
+order), then the ids that are ruled out.
 """
 
 from collections.abc import Iterable
@@ -12,16 +14,22 @@ from typing import Final
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from ..sequence import Sequence
+from .adjust import Bans, Biases
 from .draws import stream_key, uniforms
 from .filters import Filters, choose, choose_among_all
+from .penalties import Penalties
 
 SAMPLER_VERSION: Final = 1
 """Changes whenever the same job could get other tokens: a resume then restarts."""
 
 NOT_FINITE: Final = -1
 """Stands for the token of a row whose logits are not finite."""
+
+NO_TOKEN: Final = -2
+"""Stands for the token of a row that may have none: every id is ruled out."""
 
 
 class Sampler:
@@ -36,21 +44,27 @@ class Sampler:
         self._eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocabulary_size)
         self._batch = _BatchParameters((), vocabulary_size, self._eos_token_ids)
 
-    def sample(self, logits: mx.array, rows: Seq[Sequence]) -> mx.array:
-        """Return the next token of each row, (rows,) int32, NOT_FINITE where it has none.
+    def sample(
+        self, logits: mx.array, rows: Seq[Sequence], last_tokens: mx.array | None = None
+    ) -> mx.array:
+        """Return the next token of each row, (rows,) int32, NOT_FINITE or NO_TOKEN for none.
 
-        *logits* is (rows, vocabulary). The result is lazy unless a row draws without a small
-        top-k: then the device is asked whether the head of the order was enough.
+        *logits* is (rows, vocabulary); *last_tokens* (rows,) is each row's newest token where a
+        row may have one that the host has not read. The result is lazy unless a row draws
+        without a small top-k: then the device is asked whether the head of the order was enough.
         """
         batch = self._parameters(rows)
         logits = logits.astype(mx.float32)
         is_sound = mx.isfinite(mx.max(logits, axis=-1))
         indices = np.fromiter((row.num_output_tokens for row in rows), np.uint64, len(rows))
-        logits = batch.mask_ends(logits, indices)
-        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        logits = batch.adjust(logits, last_tokens)
+        allowed = batch.ban(logits, indices)
+        tokens = mx.argmax(allowed, axis=-1).astype(mx.int32)
         if batch.filters is not None:
-            drawn = _draw(logits[batch.random_rows], batch.filters, batch.uniforms(indices))
+            drawn = _draw(allowed[batch.random_rows], batch.filters, batch.uniforms(indices))
             tokens[batch.random_rows] = drawn
+        if allowed is not logits:
+            tokens = mx.where(mx.max(allowed, axis=-1) > -mx.inf, tokens, NO_TOKEN)
         return mx.where(is_sound, tokens, NOT_FINITE)
 
     def _parameters(self, rows: Seq[Sequence]) -> "_BatchParameters":
@@ -74,21 +88,27 @@ class _BatchParameters:
             Filters.of([row.job.sampling for row in drawing], vocabulary_size) if drawing else None
         )
         self._keys = np.array([stream_key(row.job, row.choice) for row in drawing], np.uint64)
+        self._biases = Biases(rows)
+        self._penalties = Penalties(rows, vocabulary_size)
+        self._bad_ids = Bans([row.job.sampling.bad_token_ids for row in rows])
         self._min_tokens = np.array([row.job.min_tokens for row in rows], np.uint64)
-        self._end_ids = _padded([_end_ids(row, eos_token_ids) for row in rows])
+        self._ends = Bans([_end_ids(row, eos_token_ids) for row in rows])
 
-    def uniforms(self, indices: np.ndarray) -> mx.array:
+    def uniforms(self, indices: npt.NDArray[np.uint64]) -> mx.array:
         """One number in [0, 1) for each drawing row, (drawing rows, 1)."""
         return mx.array(uniforms(self._keys, indices[self._random]))[:, None]
 
-    def mask_ends(self, logits: mx.array, indices: np.ndarray) -> mx.array:
-        """Rule out the ids that would end a row that has not reached its min_tokens."""
-        is_short = indices < self._min_tokens
-        if self._end_ids is None or not is_short.any():
-            return logits
-        values = mx.take_along_axis(logits, self._end_ids, axis=-1)
-        values = mx.where(mx.array(is_short)[:, None], -mx.inf, values)
-        return mx.put_along_axis(logits, self._end_ids, values, axis=-1)
+    def adjust(self, logits: mx.array, last_tokens: mx.array | None) -> mx.array:
+        """Add biases, then penalties: the order of mlx_lm.sample_utils."""
+        return self._penalties.apply(self._biases.apply(logits), last_tokens)
+
+    def ban(self, logits: mx.array, indices: npt.NDArray[np.uint64]) -> mx.array:
+        """Rule out bad ids, and those that would end a row before its min_tokens.
+
+        Returns *logits* itself where there is nothing to rule out.
+        """
+        logits = self._bad_ids.apply(logits, np.ones(len(self.rows), dtype=bool))
+        return self._ends.apply(logits, indices < self._min_tokens)
 
 
 def _end_ids(row: Sequence, eos_token_ids: frozenset[int]) -> list[int]:
@@ -96,17 +116,6 @@ def _end_ids(row: Sequence, eos_token_ids: frozenset[int]) -> list[int]:
         return []
     ends = set(row.job.stop_token_ids)
     return sorted(ends if row.job.ignore_eos else ends | eos_token_ids)
-
-
-def _padded(ids: list[list[int]]) -> mx.array | None:
-    """Make a rectangle of lists, each padded with its own first id; None if all are empty.
-
-    A row without ids gets 0: mask_ends() then writes what stands there already.
-    """
-    width = max(map(len, ids), default=0)
-    if width == 0:
-        return None
-    return mx.array([[*row, *(row[:1] or [0]) * (width - len(row))] for row in ids])
 
 
 def _draw(logits: mx.array, filters: Filters, uniform: mx.array) -> mx.array:

@@ -10,7 +10,7 @@ from headwater.schemas import SamplingParams
 from headwater.worker.engine import filters
 from headwater.worker.engine.draws import stream_key, uniforms
 from headwater.worker.engine.sampler import NOT_FINITE, Sampler
-from mlx_lm.sample_utils import make_sampler
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from tests.exactness.workload import sequence
 
@@ -137,25 +137,70 @@ def test_the_head_of_the_order_and_the_whole_vocabulary_give_the_same_token(
     assert num_sure or settings["temperature"] >= 3
 
 
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_draws_are_distributed_as_those_of_mlx_lm(settings) -> None:
-    logits = random_logits(1, seed=9)
-    num_draws = 4000
-    peer_settings = {
-        "temp": settings["temperature"],
-        **{k: v for k, v in settings.items() if k != "temperature"},
-    }
-    mx.random.seed(0)
+ADJUSTMENTS = {
+    "untouched": {},
+    "bias": {"logit_bias": {3: 2.5, 500: -4.0, 77: 3.0}},
+    "repetition": {"repetition_penalty": 1.6, "repetition_window": 30},
+    "presence and frequency": {"presence_penalty": 1.2, "frequency_penalty": -0.7},
+    "all": {
+        "logit_bias": {5: 2.0, 9: -3.0},
+        "repetition_penalty": 1.4,
+        "repetition_window": 25,
+        "presence_penalty": -0.8,
+        "frequency_penalty": 0.5,
+    },
+}
+
+
+def draws_of_mlx_lm(logits: mx.array, num_draws: int, history: list[int], settings) -> np.ndarray:
+    """Draw by mlx-lm's own processors and sampler, after *history*."""
+    names = ("logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    processors = make_logits_processors(
+        **{name: settings[name] for name in names if name in settings},
+        repetition_context_size=settings.get("repetition_window", 20),
+        presence_context_size=len(history),
+        frequency_context_size=len(history),
+    )
+    for process in processors:
+        logits = process(mx.array(history), mx.array(logits))
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-    peer = make_sampler(**peer_settings)(mx.broadcast_to(logprobs, (num_draws, VOCABULARY_SIZE)))
-    rows = [row(index % 100, seed=index // 100, **settings) for index in range(num_draws)]
+    names = ("top_k", "top_p", "min_p")
+    sampler = make_sampler(
+        settings["temperature"], **{name: settings[name] for name in names if name in settings}
+    )
+    mx.random.seed(0)
+    return np.array(sampler(mx.broadcast_to(logprobs, (num_draws, VOCABULARY_SIZE))))
+
+
+def check_distribution(settings, num_draws: int) -> None:
+    logits = random_logits(1, seed=9)
+    history = [index * index % 23 for index in range(40)]
+    theirs = draws_of_mlx_lm(logits, num_draws, history, settings)
+    rows = [row(40, seed=seed, **settings) for seed in range(num_draws)]
+    for each in rows:
+        each.output_token_ids = history
     ours = Sampler(VOCABULARY_SIZE, []).sample(
         mx.broadcast_to(logits, (num_draws, VOCABULARY_SIZE)), rows
     )
-
-    counts = [np.bincount(np.array(tokens), minlength=VOCABULARY_SIZE) for tokens in (ours, peer)]
-
+    counts = [np.bincount(np.array(each), minlength=VOCABULARY_SIZE) for each in (ours, theirs)]
     assert_same_distribution(*counts)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_draws_are_distributed_as_those_of_mlx_lm(settings) -> None:
+    check_distribution(settings, 4000)
+
+
+@pytest.mark.parametrize("adjustment", ADJUSTMENTS.values(), ids=ADJUSTMENTS)
+def test_adjusted_draws_are_distributed_as_those_of_mlx_lm(adjustment) -> None:
+    check_distribution({**adjustment, "temperature": 0.9, "top_k": 200, "top_p": 0.95}, 4000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("adjustment", ADJUSTMENTS.values(), ids=ADJUSTMENTS)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_twenty_thousand_draws_are_distributed_as_those_of_mlx_lm(settings, adjustment) -> None:
+    check_distribution({**settings, **adjustment}, 20_000)
 
 
 def assert_same_distribution(ours, theirs) -> None:
@@ -256,7 +301,12 @@ def test_a_random_mixture_of_settings_gives_each_row_its_own_token() -> None:
     logits = random_logits(12, seed=8)
     for _ in range(10):
         rows = [
-            row(rng.randrange(50), seed=rng.randrange(99), **rng.choice([{}, *SETTINGS.values()]))
+            row(
+                rng.randrange(50),
+                seed=rng.randrange(99),
+                **rng.choice([{}, *SETTINGS.values()]),
+                **rng.choice(list(ADJUSTMENTS.values())),
+            )
             if rng.random() < 0.8
             else row()
             for _ in range(12)
