@@ -22,6 +22,7 @@ from headwater.schemas import (
     GenerationJob,
     ModelCard,
     OrjsonSerializer,
+    SamplingParams,
     SchemaError,
     Started,
     keys,
@@ -110,8 +111,16 @@ def test_without_any_worker_the_error_says_to_start_one(redis: Redis) -> None:
             r"prompt_token_ids\[1\] is 100; .* 0 to 99",
         ),
         ({"stop_token_ids": (7, 200)}, InvalidRequest, r"stop_token_ids\[1\] is 200"),
-        ({"sampling": SamplingParams(bad_token_ids=(100,))}, InvalidRequest, r"bad_token_ids\[0\] is 100"),
-        ({"sampling": SamplingParams(logit_bias={100: 1})}, InvalidRequest, "logit_bias names token 100"),
+        (
+            {"sampling": SamplingParams(bad_token_ids=(100,))},
+            InvalidRequest,
+            r"bad_token_ids\[0\] is 100",
+        ),
+        (
+            {"sampling": SamplingParams(logit_bias={100: 1})},
+            InvalidRequest,
+            "logit_bias names token 100",
+        ),
         (
             {"max_tokens": 62},
             PromptTooLong,
