@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from headwater.schemas import Channel, End, Finished, FinishReason
+from headwater.schemas import Channel, ChoiceEnd, End, Finished, FinishReason, TextSpan, ToolCall
 
 from .stream_reader import Ended, Output, Restart, TailItem
 
@@ -14,8 +14,12 @@ class ChoiceResult(NamedTuple):
 
     token_ids: tuple[int, ...]
     text: str
+    """The content."""
     finish_reason: FinishReason | None
     """None where the job did not finish."""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """In their order; the end's incomplete_tool_calls names those that were cut short."""
 
 
 class GenerationResult(NamedTuple):
@@ -31,19 +35,18 @@ class ResultCollector:
 
     def __init__(self) -> None:
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
-        self._text: defaultdict[int, str] = defaultdict(str)
+        self._texts: defaultdict[int, _ChoiceText] = defaultdict(_ChoiceText)
         self._end: End | None = None
 
     def feed(self, item: TailItem) -> None:
         """Take the next item."""
         if isinstance(item, Restart):
             self._token_ids.clear()
-            self._text.clear()
+            self._texts.clear()
         elif isinstance(item, Output):
             self._token_ids[item.choice].extend(item.token_ids)
-            self._text[item.choice] += "".join(
-                span.text for span in item.text if span.channel is Channel.CONTENT
-            )
+            for span in item.text:
+                self._texts[item.choice].add(span)
         elif isinstance(item, Ended):
             self._end = item.event
 
@@ -53,17 +56,51 @@ class ResultCollector:
             raise ValueError("the items have no end yet")
         ended = self._end.choices if isinstance(self._end, Finished) else ()
         ends = {each.choice: each for each in ended}
-        choices = {}
-        for choice in sorted(self._token_ids.keys() | ends.keys()):
-            own_end = ends.get(choice)
-            # A job with stream="final" has its text in the end.
-            whole = own_end.text if own_end is not None else None
-            choices[choice] = ChoiceResult(
-                tuple(self._token_ids[choice]),
-                self._text[choice] if whole is None else whole,
-                own_end.finish_reason if own_end is not None else None,
-            )
+        choices = {
+            choice: self._choice(choice, ends.get(choice))
+            for choice in sorted(self._token_ids.keys() | ends.keys())
+        }
         return GenerationResult(self._end, choices)
+
+    def _choice(self, choice: int, end: ChoiceEnd | None) -> ChoiceResult:
+        token_ids = tuple(self._token_ids[choice])
+        reason = end.finish_reason if end is not None else None
+        if end is not None and end.text is not None:
+            # A job with stream="final" has its text in the end.
+            return ChoiceResult(token_ids, end.text, reason, end.reasoning or "", end.tool_calls)
+        text = self._texts[choice]
+        return ChoiceResult(token_ids, text.content, reason, text.reasoning, text.tool_calls())
+
+
+class _ChoiceText:
+    """The text of one choice so far, by channel."""
+
+    def __init__(self) -> None:
+        self.content = ""
+        self.reasoning = ""
+        self._calls: list[tuple[TextSpan, list[str]]] = []
+        """The span that began each call, and the pieces of its arguments."""
+
+    def add(self, span: TextSpan) -> None:
+        if span.channel is Channel.CONTENT:
+            self.content += span.text
+        elif span.channel is Channel.REASONING:
+            self.reasoning += span.text
+        else:
+            if not self._calls or self._calls[-1][0].index != span.index:
+                self._calls.append((span, []))
+            self._calls[-1][1].append(span.text)
+
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return tuple(
+            ToolCall(
+                index=head.index or 0,
+                name=head.name or "",
+                arguments="".join(pieces),
+                call_id=head.call_id,
+            )
+            for head, pieces in self._calls
+        )
 
 
 def collect(items: Iterable[TailItem]) -> GenerationResult:

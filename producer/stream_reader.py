@@ -69,7 +69,7 @@ class StreamReader:
         """Where to read on; attempts count from 1."""
         self.end: Ended | None = None
         self._tokens: dict[int, list[int]] = {}
-        self._texts: dict[tuple[int, Channel], _KeptText] = {}
+        self._texts: dict[tuple[int, Channel, int | None], _KeptText] = {}
 
     def feed(self, entry: StreamEntry) -> list[TailItem]:
         """Take the next entry; raises StreamGap and StreamDiverged. Past the end: ignored."""
@@ -115,7 +115,7 @@ class StreamReader:
         return Output(entry_id, part.choice, part.start + num_old, new, text)
 
     def _take_span(self, where: str, choice: int, span: TextSpan) -> TextSpan:
-        key = (choice, span.channel)
+        key = (choice, span.channel, span.index)
         known = self._texts.setdefault(key, _KeptText())
         overlap = known.read(span.text_start, len(span.text))
         where = f"{where}, {span.channel} character"
@@ -123,7 +123,7 @@ class StreamReader:
         num_old = len(overlap)
         new = span.text[num_old:]
         known.append(new)
-        return span.model_copy(update={"text_start": span.text_start + num_old, "text": new})
+        return span.after(num_old)
 
 
 class _KeptText:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import orjson
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from .base import WireModel, describe
 from .errors import SchemaError
@@ -20,6 +20,10 @@ class Channel(StrEnum):
     """Which part of a reply a text belongs to."""
 
     CONTENT = "content"
+    REASONING = "reasoning"
+    """What the model thinks before it answers."""
+    TOOL_CALL = "tool_call"
+    """A call's arguments, JSON as it grows; each call of a choice has positions of its own."""
 
 
 class FinishReason(StrEnum):
@@ -29,14 +33,56 @@ class FinishReason(StrEnum):
     """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
     """max_tokens reached, or the model's context is full."""
+    TOOL_CALLS = "tool_calls"
+    """As stop, and the model called at least one tool."""
 
 
 class TextSpan(WireModel):
-    """Text of one channel and where it stands in that channel, counted in characters."""
+    """Text of one channel and where it stands in that channel, counted in characters.
+
+    The text of a tool call is its arguments; the span that begins them names the tool.
+    """
 
     channel: Channel = Channel.CONTENT
     text_start: int = Field(ge=0)
     text: str
+    index: int | None = Field(default=None, ge=0)
+    """Which of the choice's tool calls this belongs to; None in the other channels."""
+    name: str | None = None
+    """The tool's name, where text_start is 0."""
+    call_id: str | None = None
+    """The call's id, beside the name, for models that give one."""
+
+    def is_continued_by(self, other: "TextSpan") -> bool:
+        """Whether *other* is of the same channel, and of the same tool call in it."""
+        return (self.channel, self.index) == (other.channel, other.index)
+
+    def after(self, num_chars: int) -> Self:
+        """Return what is left behind the first *num_chars* characters."""
+        changes: dict[str, Any] = {
+            "text_start": self.text_start + num_chars,
+            "text": self.text[num_chars:],
+        }
+        if num_chars:
+            changes |= {"name": None, "call_id": None}
+        return self.model_copy(update=changes)
+
+    @model_validator(mode="after")
+    def _only_calls_are_numbered(self) -> Self:
+        if (self.index is None) == (self.channel is Channel.TOOL_CALL):
+            raise ValueError("a span has an index if and only if it belongs to a tool call")
+        return self
+
+
+class ToolCall(WireModel):
+    """One call of a tool, as far as the model wrote it."""
+
+    index: int = Field(ge=0)
+    name: str
+    arguments: str
+    """JSON, unless the call is among the choice's incomplete_tool_calls."""
+    call_id: str | None = None
+    """For models that give their calls one."""
 
 
 class DeltaPart(WireModel):
@@ -60,7 +106,13 @@ class ChoiceEnd(WireModel):
     matched_stop: str | int | None = None
     """The stop string or stop token id that ended it; None for end-of-sequence and length."""
     text: str | None = None
-    """The whole text, for a job with stream="final"."""
+    """The whole content, for a job with stream="final"."""
+    reasoning: str | None = None
+    """The whole reasoning, for such a job where there is any."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """All of them, for such a job."""
+    incomplete_tool_calls: tuple[int, ...] = ()
+    """Indices of calls whose arguments were cut short or are no JSON object."""
 
 
 class Usage(WireModel):
@@ -70,6 +122,8 @@ class Usage(WireModel):
     completion_tokens: int = Field(ge=0)
     cached_tokens: int = Field(default=0, ge=0)
     """Prompt tokens whose keys and values were reused."""
+    reasoning_tokens: int = Field(default=0, ge=0)
+    """Completion tokens that the model spent on reasoning, its markers not counted."""
 
 
 class Timings(WireModel):

@@ -4,7 +4,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
 import orjson
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from . import limits
 from .base import WireModel
@@ -94,6 +94,8 @@ class GenerationJob(WireModel):
     min_tokens: int = Field(default=0, ge=0, le=limits.MAX_NEW_TOKENS, strict=True)
     """No end-of-sequence token, stop token or stop string ends the text before this many."""
     stop: tuple[StopString, ...] = Field(default=(), max_length=limits.MAX_STOP_STRINGS)
+    include_stop_str: bool = False
+    """The stop string that ends the text stays in it."""
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=limits.MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
     priority: Priority = Priority.NORMAL
@@ -104,6 +106,10 @@ class GenerationJob(WireModel):
     namespace: Name = "default"
     """Isolates queues and prefix-cache entries."""
     stream: StreamMode = StreamMode.DELTAS
+    split_channels: bool = True
+    """Tell reasoning and tool calls apart from content, where the model marks them."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """What the prompt offers, as in chat requests: some models' arguments get their types here."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Opaque to us, echoed in the first and the last event."""
     tokenizer_fingerprint: str | None = Field(default=None, max_length=128)
@@ -119,15 +125,18 @@ class GenerationJob(WireModel):
             )
         return value
 
-    @field_validator("metadata")
+    @field_validator("metadata", "tools")
     @classmethod
-    def _metadata_is_small_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+    def _is_small_json(cls, value: Any, info: ValidationInfo) -> Any:
+        most = (
+            limits.MAX_METADATA_BYTES if info.field_name == "metadata" else limits.MAX_TOOLS_BYTES
+        )
         try:
             size = len(orjson.dumps(value))
         except orjson.JSONEncodeError as error:
             raise ValueError(f"must be JSON: {error}") from error
-        if size > limits.MAX_METADATA_BYTES:
-            raise ValueError(f"is {size} bytes as JSON; at most {limits.MAX_METADATA_BYTES}")
+        if size > most:
+            raise ValueError(f"is {size} bytes as JSON; at most {most}")
         return value
 
     @model_validator(mode="after")

@@ -26,6 +26,8 @@ MAX_PENALTY = 2.0
 
 MAX_METADATA_BYTES = 4096
 """Metadata's size as JSON."""
+MAX_TOOLS_BYTES = 256 * 1024
+"""The size of the tools' definitions as JSON."""
 
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 """A job's payload after decompression; a larger one is refused before it is inflated."""

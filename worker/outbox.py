@@ -12,7 +12,6 @@ from io import StringIO
 from typing import NamedTuple
 
 from headwater.schemas import (
-    Channel,
     Delta,
     DeltaPart,
     End,
@@ -88,16 +87,16 @@ class _ChoiceLog:
     def __init__(self, start: int) -> None:
         self._start = start
         self._token_ids = array("q")
-        self._spans: list[tuple[Channel, int, StringIO]] = []
-        """Runs of one channel's text; their order between channels stays."""
+        self._spans: list[tuple[TextSpan, StringIO]] = []
+        """Runs of one channel's text, each with the span that began it, in their order."""
 
     def add(self, part: DeltaPart) -> int:
         """Take the next part and return about how many bytes it takes."""
         self._token_ids.extend(part.token_ids)
         for span in part.text:
-            if not self._spans or self._spans[-1][0] is not span.channel:
-                self._spans.append((span.channel, span.text_start, StringIO()))
-            self._spans[-1][2].write(span.text)
+            if not self._spans or not self._spans[-1][0].is_continued_by(span):
+                self._spans.append((span, StringIO()))
+            self._spans[-1][1].write(span.text)
         return _TOKEN_BYTES * len(part.token_ids) + sum(len(span.text) for span in part.text)
 
     def part(self, choice: int) -> DeltaPart:
@@ -108,8 +107,7 @@ class _ChoiceLog:
             start=self._start,
             token_ids=tuple(self._token_ids),
             text=tuple(
-                TextSpan.model_construct(channel=channel, text_start=start, text=text.getvalue())
-                for channel, start, text in self._spans
+                head.model_copy(update={"text": text.getvalue()}) for head, text in self._spans
             ),
         )
 

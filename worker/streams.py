@@ -161,7 +161,7 @@ class _Told:
 
     def __init__(self) -> None:
         self._num_tokens: dict[int, int] = {}
-        self._num_chars: dict[tuple[int, Channel], int] = {}
+        self._num_chars: dict[tuple[int, Channel, int | None], int] = {}
 
     def news(self, part: DeltaPart) -> DeltaPart | None:
         """Return *part* without what was told before; None when nothing is left."""
@@ -179,14 +179,13 @@ class _Told:
         return part.model_copy(update=changes)
 
     def _new_text(self, choice: int, span: TextSpan) -> TextSpan | None:
-        key = (choice, span.channel)
+        key = (choice, span.channel, span.index)
         known = self._num_chars.get(key, 0)
         num_old = min(len(span.text), max(0, known - span.text_start))
         self._num_chars[key] = max(known, span.text_start + len(span.text))
         if num_old == len(span.text):
             return None
-        changes = {"text_start": span.text_start + num_old, "text": span.text[num_old:]}
-        return span.model_copy(update=changes)
+        return span.after(num_old)
 
 
 def history_of(entries: list[StreamEntry], attempt: int) -> History:

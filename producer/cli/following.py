@@ -5,7 +5,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import typer
-from headwater.schemas import Cancelled, End, Expired, Failed, Finished
+from headwater.schemas import (
+    Cancelled,
+    Channel,
+    End,
+    Expired,
+    Failed,
+    Finished,
+    TextSpan,
+)
 
 from ..errors import JobLost, StreamExpired, UnknownJob
 from ..stream_reader import Ended, Output, Restart, TailItem
@@ -47,7 +55,7 @@ def _print_event(item: TailItem) -> None:
             "choice": item.choice,
             "start": item.start,
             "token_ids": item.token_ids,
-            "text": [span.model_dump(mode="json") for span in item.text],
+            "text": [span.model_dump(mode="json", exclude_none=True) for span in item.text],
         }
         line |= {"type": "delta", "parts": [part]}
     else:
@@ -57,7 +65,10 @@ def _print_event(item: TailItem) -> None:
 
 
 class _TextPrinter:
-    """Writes the first choice's text as it comes, the others' at the end; notes go to stderr."""
+    """Writes the first choice's content as it comes, the others' at the end.
+
+    Notes, reasoning and tool calls go to stderr.
+    """
 
     def __init__(self) -> None:
         self._texts: defaultdict[int, str] = defaultdict(str)
@@ -65,14 +76,20 @@ class _TextPrinter:
     def print(self, item: TailItem) -> None:
         if isinstance(item, Output):
             for span in item.text:
-                self._texts[item.choice] += span.text
+                if span.channel is Channel.CONTENT:
+                    self._texts[item.choice] += span.text
                 if item.choice == 0:
-                    typer.echo(span.text, nl=False)
+                    self._print_span(span)
         elif isinstance(item, Restart):
             typer.echo("\n[restarted: the text so far is void]", err=True)
             self._texts.clear()
         elif isinstance(item, Ended):
             self._print_end(item.event)
+
+    def _print_span(self, span: TextSpan) -> None:
+        if span.name is not None:
+            typer.echo(f"\n[calls {span.name}] ", nl=False, err=True)
+        typer.echo(span.text, nl=False, err=span.channel is not Channel.CONTENT)
 
     def _print_end(self, event: End) -> None:
         if isinstance(event, Finished) and not self._texts:

@@ -4,7 +4,7 @@ import random
 import tracemalloc
 
 from headwater.producer.client import new_job
-from headwater.schemas import Delta, DeltaPart, EntryId, Restarted, TextSpan
+from headwater.schemas import Channel, Delta, DeltaPart, EntryId, Restarted, TextSpan
 from headwater.worker.messages import Claim
 from headwater.worker.outbox import Entry, Outbox
 
@@ -51,6 +51,23 @@ def test_coalesced_deltas_hold_every_token_of_every_choice_in_order() -> None:
 
     assert got == given
     assert seqs == list(range(1, len(seqs) + 1))
+
+
+def test_coalesced_deltas_keep_channels_and_tool_calls_apart() -> None:
+    def call(index: int, text_start: int, text: str, name: str | None = None) -> TextSpan:
+        return TextSpan(
+            channel=Channel.TOOL_CALL, index=index, text_start=text_start, text=text, name=name
+        )
+
+    thought = TextSpan(channel=Channel.REASONING, text_start=0, text="hm")
+    spans = [thought, call(0, 0, "{", "f"), call(0, 1, "}"), call(1, 0, "{}", "g")]
+    outbox = _outbox()
+    for start, span in enumerate(spans):
+        outbox.pending.add([DeltaPart(choice=0, start=start, token_ids=(start,), text=(span,))])
+
+    event = _next(outbox).event
+
+    assert event.parts[0].text == (thought, call(0, 0, "{}", "f"), call(1, 0, "{}", "g"))
 
 
 def test_what_was_void_is_not_told_by_a_new_beginning() -> None:

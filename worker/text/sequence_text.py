@@ -33,7 +33,8 @@ class SequenceText:
     """The text of one choice: detokenizer, stop strings, and what is not yet in a delta.
 
     Every sampled token counts and is listed in a delta, the one that ends the choice too; the
-    text leaves out an end-of-sequence or stop token and a stop string. What ends a choice, in
+    text leaves out an end-of-sequence or stop token and, without include_stop_str, a stop string.
+    What ends a choice, in
     this order, for the output token of index i (from 0):
 
     - an end-of-sequence id, unless ignore_eos; then an id of stop_token_ids; both if
@@ -159,6 +160,8 @@ class SequenceText:
             return None
         output = self._stops.push(text, may_match=may_match)
         self._content.add(output.text)
+        if output.matched is not None and self._job.include_stop_str:
+            self._content.add(output.matched)
         return output.matched
 
     def _replay(self, parts: list[DeltaPart]) -> None:

@@ -86,3 +86,13 @@ def test_text_and_end_are_what_the_rules_say_and_do_not_depend_on_the_cuts(
     parts = [part for part in (*parts, text.take()) if part]
     assert Outcome(joined(parts), text.num_tokens, text.stop) == apply_rules(job, token_ids)
     assert [t for part in parts for t in part.token_ids] == token_ids[: text.num_tokens]
+
+
+def test_include_stop_str_keeps_the_stop_string_and_nothing_after_it(plain, make_job):
+    ids = plain.ids(["a E", "NDing"])
+    text = plain.sequence_text(make_job(stop=("END",), include_stop_str=True))
+
+    ends = [text.push(token_id) for token_id in ids]
+
+    assert ends == [None, Stop(FinishReason.STOP, "END")]
+    assert "".join(span.text for span in text.take().text) == "a END"
