@@ -13,7 +13,7 @@ venv: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,cpu,embedded,test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,cpu,embedded,api,test]'
 	touch $(STAMP)
 
 model: $(STAMP)

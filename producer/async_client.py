@@ -1,7 +1,7 @@
 """AsyncProducer: the Producer for asyncio."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Self
 
 from headwater.schemas import EntryId, GenerationJob, ModelCard
@@ -66,8 +66,8 @@ class AsyncProducer:
         """See Producer.cancel."""
         return await asyncio.to_thread(self._producer.cancel, job_id)
 
-    def tail(self, job_id: str, after: EntryId | None = None) -> AsyncIterator[TailItem]:
-        """See tail.atail."""
+    def tail(self, job_id: str, after: EntryId | None = None) -> AsyncGenerator[TailItem, None]:
+        """See tail.atail. Close it (aclose) where it is left before its end."""
         return atail(self._redis, job_id, after)
 
     async def result(self, job_id: str) -> GenerationResult:

@@ -45,6 +45,8 @@ class Output(NamedTuple):
     """Tokens of the choice before these."""
     token_ids: tuple[int, ...]
     text: tuple[TextSpan, ...]
+    is_last: bool = True
+    """Whether it is its entry's last: who has handled it may resume after the entry."""
 
 
 class Ended(NamedTuple):
@@ -80,7 +82,8 @@ class StreamReader:
         event = entry.event
         if isinstance(event, Delta):
             outputs = [self._take(entry.id, part) for part in event.parts]
-            return [output for output in outputs if output.token_ids or output.text]
+            new = [output for output in outputs if output.token_ids or output.text]
+            return [*(output._replace(is_last=False) for output in new[:-1]), *new[-1:]]
         if isinstance(event, END_TYPES):
             self.end = Ended(entry.id, event)
             return [self.end]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from headwater.schemas import EntryId
@@ -67,7 +67,7 @@ async def atail(
     job_id: str,
     after: EntryId | None = None,
     settings: TailSettings | None = None,
-) -> AsyncIterator[TailItem]:
+) -> AsyncGenerator[TailItem, None]:
     """Do what tail does, for asyncio."""
     settings = settings or TailSettings()
     steps = tail_steps(job_id, after, settings)

@@ -3,14 +3,16 @@
 import re
 from pathlib import Path
 
+from headwater.producer.api.settings import settings_table as api_settings_table
 from headwater.producer.cli.app import command_names
 from headwater.worker.settings import settings_table
 
 README = (Path(__file__).parents[1] / "README.md").read_text("utf-8")
 
 
-def test_the_settings_table_is_the_codes_own() -> None:
+def test_the_settings_tables_are_the_codes_own() -> None:
     assert settings_table() in README
+    assert api_settings_table() in README
 
 
 def test_every_command_is_in_the_readme_and_every_command_in_it_exists() -> None:

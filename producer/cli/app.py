@@ -17,6 +17,9 @@ from headwater.schemas.errors import HeadwaterError
 _NOT_COMMANDS = ("__main__", "app", "demo_run", "following", "options")
 
 _EXTRAS = {
+    "fastapi": "api",
+    "multipart": "api",
+    "uvicorn": "api",
     "mlx": "worker",
     "mlx_lm": "worker",
     "prometheus_client": "worker",

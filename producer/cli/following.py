@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import typer
 from headwater.schemas import (
@@ -16,6 +15,7 @@ from headwater.schemas import (
 )
 
 from ..errors import JobLost, StreamExpired, UnknownJob
+from ..item_json import item_json
 from ..stream_reader import Ended, Output, Restart, TailItem
 from .options import print_json
 
@@ -49,19 +49,7 @@ def _exit_code(ended: Ended) -> int:
 
 
 def _print_event(item: TailItem) -> None:
-    line: dict[str, Any] = {"id": str(item.id)}
-    if isinstance(item, Output):
-        part = {
-            "choice": item.choice,
-            "start": item.start,
-            "token_ids": item.token_ids,
-            "text": [span.model_dump(mode="json", exclude_none=True) for span in item.text],
-        }
-        line |= {"type": "delta", "parts": [part]}
-    else:
-        event = item.event if isinstance(item, Ended) else item.fence
-        line |= event.model_dump(mode="json", exclude_none=True)
-    print_json(line)
+    print_json({"id": str(item.id), **item_json(item)})
 
 
 class _TextPrinter:
