@@ -4,7 +4,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from headwater.schemas import Channel, ChoiceEnd, End, Finished, FinishReason, TextSpan, ToolCall
+from headwater.schemas import (
+    Channel,
+    ChoiceEnd,
+    End,
+    Finished,
+    FinishReason,
+    PositionLogprobs,
+    TextSpan,
+    ToolCall,
+)
 
 from .stream_reader import Ended, Output, Restart, TailItem
 
@@ -20,6 +29,8 @@ class ChoiceResult(NamedTuple):
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     """In their order; the end's incomplete_tool_calls names those that were cut short."""
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    """One for each token, if the job asks for them."""
 
 
 class GenerationResult(NamedTuple):
@@ -36,6 +47,7 @@ class ResultCollector:
     def __init__(self) -> None:
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
         self._texts: defaultdict[int, _ChoiceText] = defaultdict(_ChoiceText)
+        self._logprobs: defaultdict[int, list[PositionLogprobs]] = defaultdict(list)
         self._end: End | None = None
 
     def feed(self, item: TailItem) -> None:
@@ -43,8 +55,10 @@ class ResultCollector:
         if isinstance(item, Restart):
             self._token_ids.clear()
             self._texts.clear()
+            self._logprobs.clear()
         elif isinstance(item, Output):
             self._token_ids[item.choice].extend(item.token_ids)
+            self._logprobs[item.choice].extend(item.logprobs or ())
             for span in item.text:
                 self._texts[item.choice].add(span)
         elif isinstance(item, Ended):
@@ -64,12 +78,17 @@ class ResultCollector:
 
     def _choice(self, choice: int, end: ChoiceEnd | None) -> ChoiceResult:
         token_ids = tuple(self._token_ids[choice])
+        logprobs = tuple(self._logprobs[choice]) or None
         reason = end.finish_reason if end is not None else None
         if end is not None and end.text is not None:
             # A job with stream="final" has its text in the end.
-            return ChoiceResult(token_ids, end.text, reason, end.reasoning or "", end.tool_calls)
+            return ChoiceResult(
+                token_ids, end.text, reason, end.reasoning or "", end.tool_calls, logprobs
+            )
         text = self._texts[choice]
-        return ChoiceResult(token_ids, text.content, reason, text.reasoning, text.tool_calls())
+        return ChoiceResult(
+            token_ids, text.content, reason, text.reasoning, text.tool_calls(), logprobs
+        )
 
 
 class _ChoiceText:

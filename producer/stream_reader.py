@@ -12,6 +12,7 @@ from headwater.schemas import (
     End,
     EntryId,
     Fence,
+    PositionLogprobs,
     Released,
     Restarted,
     StreamEntry,
@@ -45,6 +46,8 @@ class Output(NamedTuple):
     """Tokens of the choice before these."""
     token_ids: tuple[int, ...]
     text: tuple[TextSpan, ...]
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    """One for each of *token_ids*, if the job asks for them."""
     is_last: bool = True
     """Whether it is its entry's last: who has handled it may resume after the entry."""
 
@@ -115,7 +118,9 @@ class StreamReader:
         known.extend(new)
         spans = (self._take_span(where, part.choice, span) for span in part.text)
         text = tuple(span for span in spans if span.text)
-        return Output(entry_id, part.choice, part.start + num_old, new, text)
+        start = part.start + num_old
+        logprobs = part.logprobs and part.logprobs[num_old:]
+        return Output(entry_id, part.choice, start, new, text, logprobs)
 
     def _take_span(self, where: str, choice: int, span: TextSpan) -> TextSpan:
         key = (choice, span.channel, span.index)

@@ -85,6 +85,26 @@ class ToolCall(WireModel):
     """For models that give their calls one."""
 
 
+class TokenLogprob(WireModel):
+    """A token and the logarithm of its probability, as the model had it."""
+
+    token_id: TokenId
+    logprob: float | None = None
+    """None where the model gave it no probability at all."""
+    text: str
+    """What the token adds to a text, special tokens by name; bytes that are no UTF-8 by
+    themselves are replaced."""
+    bytes: str | None = None
+    """The token's bytes in base64, where *text* had to replace some."""
+
+
+class PositionLogprobs(TokenLogprob):
+    """The token that was chosen at one position of the output."""
+
+    top: tuple[TokenLogprob, ...] = ()
+    """The likeliest tokens there, as many as the job asked for; the chosen one may be of them."""
+
+
 class DeltaPart(WireModel):
     """What one choice gained: every token since the last delta, and the text now certain.
 
@@ -96,6 +116,16 @@ class DeltaPart(WireModel):
     """Output tokens of this choice before *token_ids*."""
     token_ids: tuple[TokenId, ...]
     text: tuple[TextSpan, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    """One for each of *token_ids* where the job asks for them."""
+
+    @model_validator(mode="after")
+    def _logprobs_are_of_the_tokens(self) -> Self:
+        if self.logprobs is None:
+            return self
+        if tuple(each.token_id for each in self.logprobs) != self.token_ids:
+            raise ValueError("logprobs must hold one entry for each of token_ids")
+        return self
 
 
 class ChoiceEnd(WireModel):
@@ -113,6 +143,8 @@ class ChoiceEnd(WireModel):
     """All of them, for such a job."""
     incomplete_tool_calls: tuple[int, ...] = ()
     """Indices of calls whose arguments were cut short or are no JSON object."""
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    """Of every output token, for a job with stream="final" that asks for them."""
 
 
 class Usage(WireModel):

@@ -98,6 +98,11 @@ class GenerationJob(WireModel):
     """The stop string that ends the text stays in it."""
     stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=limits.MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
+    logprobs: int | None = Field(default=None, ge=0, le=limits.MAX_TOP_LOGPROBS, strict=True)
+    """Tell each output token's logprob, and those of this many likeliest tokens.
+
+    They are the model's own: before biases, penalties, filters and temperature.
+    """
     priority: Priority = Priority.NORMAL
     deadline_s: float | None = Field(default=None, gt=0)
     """Seconds from the job's first `started` entry, by Redis' clock."""

@@ -20,6 +20,7 @@ MAX_LOGIT_BIASES = 1024
 MAX_LOGIT_BIAS = 100.0
 """Either way: more than any model's preference for one token."""
 MAX_BAD_TOKEN_IDS = 1024
+MAX_TOP_LOGPROBS = 20
 MAX_REPETITION_PENALTY = 10.0
 MAX_PENALTY = 2.0
 """Of presence and frequency penalties, either way."""

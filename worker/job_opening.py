@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from headwater.schemas import DeltaPart
+from headwater.schemas import DeltaPart, StreamMode
 
 from .messages import Claim
 from .sequence import Sequence
-from .text import SequenceText, TextDiverged, Vocabulary
+from .text import LogprobLog, SequenceText, TextDiverged, Vocabulary
 
 
 class Opened(NamedTuple):
@@ -15,6 +15,8 @@ class Opened(NamedTuple):
 
     sequences: list[Sequence]
     texts: list[SequenceText]
+    logprobs: list[LogprobLog | None]
+    """For a job that asks for them."""
     restart_reason: str | None
     """Why the published text can't be continued; readers must be told before new deltas."""
 
@@ -58,6 +60,7 @@ class JobOpener:
         return Opened(
             [_sequence(claim, choice, []) for choice in choices],
             [self._text(claim, (), choice) for choice in choices],
+            [self._logprobs(claim, (), choice) for choice in choices],
             restart_reason,
         )
 
@@ -66,6 +69,7 @@ class JobOpener:
         return Opened(
             [_sequence(claim, choice, _published(claim, choice)) for choice in choices],
             [self._text(claim, claim.history, choice) for choice in choices],
+            [self._logprobs(claim, claim.history, choice) for choice in choices],
             None,
         )
 
@@ -77,6 +81,15 @@ class JobOpener:
             eos_token_ids=self._eos_token_ids,
             choice=choice,
         )
+
+    def _logprobs(
+        self, claim: Claim, history: tuple[DeltaPart, ...], choice: int
+    ) -> LogprobLog | None:
+        if claim.job.logprobs is None:
+            return None
+        log = LogprobLog(self._vocabulary, keeps_all=claim.job.stream is StreamMode.FINAL)
+        log.resume(part for part in history if part.choice == choice)
+        return log
 
 
 def _published(claim: Claim, choice: int) -> list[int]:

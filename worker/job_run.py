@@ -16,7 +16,7 @@ from headwater.schemas import (
 
 from .messages import Claim
 from .sequence import Sequence
-from .text import SequenceText
+from .text import LogprobLog, SequenceText
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +25,8 @@ class Choice:
 
     sequence: Sequence
     text: SequenceText
+    logprobs: LogprobLog | None = None
+    """For a job that asks for them."""
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
 
@@ -32,6 +34,13 @@ class Choice:
     def is_open(self) -> bool:
         """Whether it still generates."""
         return self.finish_reason is None
+
+    def take_part(self) -> DeltaPart | None:
+        """Return what the choice gained since the last call; None if nothing."""
+        part = self.text.take()
+        if part is None or self.logprobs is None:
+            return part
+        return part.model_copy(update={"logprobs": self.logprobs.take()})
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +84,7 @@ class JobRun:
 
     def take_parts(self) -> list[DeltaPart]:
         """Return what each choice gained since the last call."""
-        return [part for choice in self.choices if (part := choice.text.take()) is not None]
+        return [part for choice in self.choices if (part := choice.take_part()) is not None]
 
     def finished(self, now: float) -> Finished:
         """Return the end of a job whose choices have all ended; *now* is on the loop's clock."""
@@ -104,4 +113,5 @@ class JobRun:
             finish_reason=choice.finish_reason,
             matched_stop=choice.matched_stop,
             text=choice.text.whole_text if is_final else None,
+            logprobs=choice.logprobs.whole if is_final and choice.logprobs else None,
         )

@@ -209,6 +209,8 @@ class GenerationLoop:
             return None
         run, choice = known
         self.figures.token(run, choice.sequence, now)
+        if output.logprobs is not None and choice.logprobs is not None:
+            choice.logprobs.push(output.token_id, output.logprobs)
         stop = choice.text.push(output.token_id)
         if stop is not None:
             self._end_choice(choice, stop)
@@ -241,7 +243,8 @@ class GenerationLoop:
         if opened.restart_reason is not None:
             log.warning("restarted", job_id=claim.job_id, reason=opened.restart_reason)
             self._sink.restart(claim.job_id)
-        choices = [Choice(*pair) for pair in zip(opened.sequences, opened.texts, strict=True)]
+        parts = zip(opened.sequences, opened.texts, opened.logprobs, strict=True)
+        choices = [Choice(*each) for each in parts]
         # The first token is always published at once: it clears the job of its strikes.
         run = JobRun(claim, choices, started_s=now, checkpoint_due_s=now)
         if not self._runs:

@@ -17,6 +17,7 @@ from headwater.schemas import (
     End,
     EntryId,
     Event,
+    PositionLogprobs,
     Released,
     Restarted,
     TextSpan,
@@ -82,11 +83,13 @@ class PartLog:
 class _ChoiceLog:
     """What one choice gained, from token *start* on."""
 
-    __slots__ = ("_spans", "_start", "_token_ids")
+    __slots__ = ("_logprobs", "_spans", "_start", "_token_ids")
 
     def __init__(self, start: int) -> None:
         self._start = start
         self._token_ids = array("q")
+        self._logprobs: list[bytes] = []
+        """Encoded: as models they would take ten times the memory."""
         self._spans: list[tuple[TextSpan, StringIO]] = []
         """Runs of one channel's text, each with the span that began it, in their order."""
 
@@ -97,7 +100,10 @@ class _ChoiceLog:
             if not self._spans or not self._spans[-1][0].is_continued_by(span):
                 self._spans.append((span, StringIO()))
             self._spans[-1][1].write(span.text)
-        return _TOKEN_BYTES * len(part.token_ids) + sum(len(span.text) for span in part.text)
+        logprobs = [each.encode() for each in part.logprobs or ()]
+        self._logprobs += logprobs
+        num_text = sum(len(span.text) for span in part.text)
+        return _TOKEN_BYTES * len(part.token_ids) + num_text + sum(map(len, logprobs))
 
     def part(self, choice: int) -> DeltaPart:
         """Return all of it as one part."""
@@ -109,6 +115,7 @@ class _ChoiceLog:
             text=tuple(
                 head.model_copy(update={"text": text.getvalue()}) for head, text in self._spans
             ),
+            logprobs=tuple(map(PositionLogprobs.decode, self._logprobs)) or None,
         )
 
 

@@ -106,8 +106,20 @@ class ScheduledSequence(NamedTuple):
     num_tokens: int
 
 
+class TokenLogprobs(NamedTuple):
+    """Logprobs at the position of one sampled token."""
+
+    logprob: float
+    """The sampled token's."""
+    top_ids: list[int]
+    """The likeliest tokens, in descending order."""
+    top_logprobs: list[float]
+
+
 class TokenOutput(NamedTuple):
     """A sampled token, read back."""
 
     sequence: Sequence
     token_id: int
+    logprobs: TokenLogprobs | None = None
+    """For a job that asks for them."""

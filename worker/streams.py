@@ -175,6 +175,7 @@ class _Told:
             "start": part.start + num_old,
             "token_ids": part.token_ids[num_old:],
             "text": text,
+            "logprobs": part.logprobs and part.logprobs[num_old:],
         }
         return part.model_copy(update=changes)
 

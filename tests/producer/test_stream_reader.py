@@ -9,6 +9,7 @@ from headwater.schemas import (
     DeltaPart,
     EntryId,
     Event,
+    PositionLogprobs,
     Released,
     Restarted,
     Resumed,
@@ -166,3 +167,21 @@ def test_however_attempts_cut_and_repeat_a_text_it_comes_out_once() -> None:
                 published = max(published, end)
 
         assert read(*entries) == text[:published]
+
+
+def test_an_overlap_is_dropped_with_its_logprobs() -> None:
+    def with_logprobs(start: int, tokens: range) -> Delta:
+        told = tuple(PositionLogprobs(token_id=i, logprob=-1.0, text="") for i in tokens)
+        part = DeltaPart(choice=0, start=start, token_ids=tuple(tokens), logprobs=told)
+        return Delta(parts=(part,))
+
+    reader = StreamReader()
+    entries = [
+        ("1-0", STARTED),
+        ("1-1", with_logprobs(0, range(2))),
+        ("2-0", RESUMED),
+        ("2-1", with_logprobs(0, range(4))),
+    ]
+    items = [item for at, event in entries for item in reader.feed(entry(at, event))]
+    outputs = [item for item in items if isinstance(item, Output)]
+    assert [each.token_id for out in outputs for each in out.logprobs or ()] == [0, 1, 2, 3]

@@ -10,6 +10,7 @@ from headwater.schemas import (
     Failed,
     Finished,
     FinishReason,
+    PositionLogprobs,
     Released,
     Restarted,
     Resumed,
@@ -17,9 +18,19 @@ from headwater.schemas import (
     Started,
     TextSpan,
     Timings,
+    TokenLogprob,
     Usage,
     decode_entry,
     encode_fields,
+)
+from pydantic import ValidationError
+
+LOGPROBS = PositionLogprobs(
+    token_id=7,
+    logprob=-0.5,
+    text="\ufffd",
+    bytes="8J8=",
+    top=(TokenLogprob(token_id=9, text="a"), TokenLogprob(token_id=7, logprob=-0.5, text="b")),
 )
 
 EVENTS: list[Event] = [
@@ -34,6 +45,7 @@ EVENTS: list[Event] = [
             ),
         )
     ),
+    Delta(parts=(DeltaPart(choice=0, start=0, token_ids=(7,), logprobs=(LOGPROBS,)),)),
     Finished(
         choices=(ChoiceEnd(choice=0, finish_reason=FinishReason.STOP, matched_stop=5),),
         usage=Usage(prompt_tokens=1, completion_tokens=2),
@@ -81,3 +93,8 @@ def test_a_bad_entry_id_is_refused(text: str) -> None:
 def test_an_entry_that_is_not_an_event_is_refused(fields: dict[bytes, bytes]) -> None:
     with pytest.raises(SchemaError):
         decode_entry(b"1-1", fields)
+
+
+def test_logprobs_of_other_tokens_are_refused() -> None:
+    with pytest.raises(ValidationError, match="one entry for each of token_ids"):
+        DeltaPart(choice=0, start=0, token_ids=(7, 8), logprobs=(LOGPROBS,))

@@ -15,6 +15,7 @@ from headwater.schemas import (
     Finished,
     FinishReason,
     GenerationJob,
+    PositionLogprobs,
     SamplingParams,
     StreamMode,
 )
@@ -390,6 +391,47 @@ def test_penalties_after_a_resume_count_the_published_tokens(
 
     assert heir.sink.tokens("j") == whole[11:]
     assert len(set(whole)) > len(set(greedy_alone(bench.model, PROMPT, 24)))
+
+
+def _told(parts: Iterable[DeltaPart]) -> list[PositionLogprobs]:
+    return [each for part in parts for each in part.logprobs or ()]
+
+
+def test_every_token_comes_with_its_logprobs(bench: Bench) -> None:
+    bench.loop.admit(claim(logprobs=3))
+    bench.loop.admit(claim("plain"))
+    bench.run()
+
+    tokens = greedy_alone(bench.model, PROMPT, 8)
+    told = _told(bench.sink.parts["j"])
+    assert [each.token_id for each in told] == tokens
+    assert [each.text for each in told] == list(text_of(tokens))
+    assert all(len(each.top) == 3 and each.top[0].token_id == each.token_id for each in told)
+    assert all(part.logprobs is None for part in bench.sink.parts["plain"])
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Finished)
+    assert end.choices[0].logprobs is None
+
+
+def test_logprobs_are_told_once_across_a_hand_over_and_whole_at_a_final_jobs_end(
+    bench: Bench,
+) -> None:
+    bench.loop.admit(claim(logprobs=1, stream=StreamMode.FINAL, max_tokens=20))
+    for _ in range(8):
+        bench.loop.step()
+    bench.loop.hand_back("drain")
+    bench.run()
+    history = tuple(bench.sink.parts["j"])
+    heir = Bench(pipelined=bench.pipelined, runner=bench.runner)
+    heir.loop.admit(claim(logprobs=1, stream=StreamMode.FINAL, max_tokens=20, history=history))
+    heir.run()
+
+    expected = greedy_alone(bench.model, PROMPT, 20)
+    told = [*_told(history), *_told(heir.sink.parts["j"])]
+    assert [each.token_id for each in told] == expected
+    end = heir.sink.ends["j"]
+    assert isinstance(end, Finished)
+    assert end.choices[0].logprobs == tuple(told)
 
 
 POISON = 77

@@ -4,7 +4,16 @@ import random
 import tracemalloc
 
 from headwater.producer.client import new_job
-from headwater.schemas import Channel, Delta, DeltaPart, EntryId, Restarted, TextSpan
+from headwater.schemas import (
+    Channel,
+    Delta,
+    DeltaPart,
+    EntryId,
+    PositionLogprobs,
+    Restarted,
+    TextSpan,
+    TokenLogprob,
+)
 from headwater.worker.messages import Claim
 from headwater.worker.outbox import Entry, Outbox
 
@@ -68,6 +77,26 @@ def test_coalesced_deltas_keep_channels_and_tool_calls_apart() -> None:
     event = _next(outbox).event
 
     assert event.parts[0].text == (thought, call(0, 0, "{}", "f"), call(1, 0, "{}", "g"))
+
+
+def test_coalesced_deltas_keep_the_logprobs_of_every_token() -> None:
+    outbox = _outbox()
+    told = [
+        PositionLogprobs(
+            token_id=i, logprob=-i / 4, text="", top=(TokenLogprob(token_id=i, text="é"),)
+        )
+        for i in range(6)
+    ]
+    for start in (0, 2, 4):
+        tokens = tuple(told[start : start + 2])
+        part = DeltaPart(choice=0, start=start, token_ids=(start, start + 1), logprobs=tokens)
+        outbox.pending.add([part])
+    entry = _next(outbox)
+
+    assert entry is not None
+    assert isinstance(entry.event, Delta)
+    assert entry.event.parts[0].logprobs == tuple(told)
+    assert outbox.told.nbytes > 6 * 8
 
 
 def test_what_was_void_is_not_told_by_a_new_beginning() -> None:

@@ -8,6 +8,7 @@ from headwater.schemas import (
     DeltaPart,
     EntryId,
     Failed,
+    PositionLogprobs,
     Released,
     Restarted,
     Resumed,
@@ -267,9 +268,13 @@ def test_what_an_attempt_told_again_after_a_fail_over_counts_once(streams: JobSt
     ]
     spans = [span for part in history.parts for span in part.text]
     assert [(span.text_start, span.text) for span in spans] == [(0, "ab"), (2, "cd"), (4, "e")]
+    told = [each.token_id for part in history.parts for each in part.logprobs or ()]
+    assert told == [97, 98, 99, 100, 101]
 
 
 def _told(start: int, text: str) -> Delta:
     span = TextSpan(text_start=start, text=text)
     token_ids = tuple(map(ord, text))
-    return Delta(parts=(DeltaPart(choice=0, start=start, token_ids=token_ids, text=(span,)),))
+    told = tuple(PositionLogprobs(token_id=i, logprob=-1.0, text=chr(i)) for i in token_ids)
+    part = DeltaPart(choice=0, start=start, token_ids=token_ids, text=(span,), logprobs=told)
+    return Delta(parts=(part,))

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from ..errors import EngineUnsound, JobRejected, WorkerError
 from ..sequence import ScheduledSequence, Sequence, TokenOutput
+from .logprobs import LogprobBlock
 from .runner import CacheKind, DeviceSegment, ModelRunner, Segment
 from .sampler import NO_TOKEN, NOT_FINITE, Sampler
 
@@ -41,12 +42,18 @@ class PendingStep:
     """A launched step; its tokens are on the device until read() asks for them."""
 
     def __init__(
-        self, rows: tuple[Sequence, ...], tokens: mx.array | None, failed: Iterable[FailedRow] = ()
+        self,
+        rows: tuple[Sequence, ...],
+        tokens: mx.array | None,
+        failed: Iterable[FailedRow] = (),
+        logprobs: Iterable[LogprobBlock] = (),
     ) -> None:
         self.rows = rows
         """The sequences that get a token."""
         self.tokens = tokens
         """Their tokens, (rows,) int32, perhaps not computed yet; None without rows."""
+        self.logprobs = tuple(logprobs)
+        """Of those rows that ask for them."""
         self._failed = list(failed)
         self._is_read = False
 
@@ -65,7 +72,9 @@ class PendingStep:
             raise ValueError("this step has been read")
         self._is_read = True
         result = StepResult([], self._failed)
-        for sequence, token_id in zip(self.rows, self._values(), strict=True):
+        values = self._values()
+        logprobs = {row: each for block in self.logprobs for row, each in block.read().items()}
+        for sequence, token_id in zip(self.rows, values, strict=True):
             sequence.num_unread_tokens -= 1
             if sequence.is_finished:
                 continue
@@ -73,7 +82,7 @@ class PendingStep:
                 result.failed.append(FailedRow(sequence, _no_token(sequence, token_id)))
                 continue
             sequence.output_token_ids.append(token_id)
-            result.outputs.append(TokenOutput(sequence, token_id))
+            result.outputs.append(TokenOutput(sequence, token_id, logprobs.get(sequence)))
         return result
 
     def _values(self) -> list[int]:
@@ -183,9 +192,11 @@ class Engine:
         if not rows:
             _start(state)
             return PendingStep((), None)
-        tokens = self._sampler.sample(_joined(logits), rows, _joined(newest))
-        _start([tokens, *state])
-        return PendingStep(tuple(rows), tokens)
+        together = _joined(logits)
+        tokens = self._sampler.sample(together, rows, _joined(newest))
+        logprobs = LogprobBlock.of(together, tokens, rows)
+        _start([tokens, *state, *(logprobs.arrays if logprobs else ())])
+        return PendingStep(tuple(rows), tokens, logprobs=[logprobs] if logprobs else ())
 
     def _inputs(self, decode: Seq[Sequence]) -> mx.array:
         """Return each row's last token, (rows,), from the last step where nobody has read it."""
@@ -220,7 +231,8 @@ class Engine:
             self._check_soundness(scheduled[0].sequence, failed[0].error)
         rows = tuple(row for step in done for row in step.rows)
         tokens = [step.tokens for step in done if step.tokens is not None]
-        return PendingStep(rows, mx.concatenate(tokens) if tokens else None, failed)
+        logprobs = [block for step in done for block in step.logprobs]
+        return PendingStep(rows, _joined(tokens) if tokens else None, failed, logprobs)
 
     def _forward_anew(self, sequence: Sequence, num_tokens: int) -> PendingStep:
         self._runner.detach(sequence)

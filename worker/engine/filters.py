@@ -70,15 +70,22 @@ def choose(logits: mx.array, filters: Filters, uniform: mx.array) -> Choice:
     if size == logits.shape[-1]:
         tokens = choose_among_all(logits, filters, uniform)
         return Choice(tokens, mx.ones(tokens.shape, dtype=mx.bool_))
+    return _walk(logits, likeliest(logits, size), filters, uniform)
+
+
+def likeliest(logits: mx.array, size: int) -> mx.array:
+    """Return the ids of the *size* highest *logits*, (rows, size), in descending order."""
+    if size == logits.shape[-1]:
+        return mx.argsort(-logits, axis=-1)
     # Ascending ids first: the second sort is stable, so ties stand by token id.
     head = mx.sort(mx.argpartition(-logits, kth=size - 1, axis=-1)[:, :size], axis=-1)
     order = mx.argsort(-mx.take_along_axis(logits, head, axis=-1), axis=-1)
-    return _walk(logits, mx.take_along_axis(head, order, axis=-1), filters, uniform)
+    return mx.take_along_axis(head, order, axis=-1)
 
 
 def choose_among_all(logits: mx.array, filters: Filters, uniform: mx.array) -> mx.array:
     """Draw with the whole vocabulary in order: always right, about ten times the time."""
-    return _walk(logits, mx.argsort(-logits, axis=-1), filters, uniform).tokens
+    return _walk(logits, likeliest(logits, logits.shape[-1]), filters, uniform).tokens
 
 
 def _walk(logits: mx.array, ids: mx.array, filters: Filters, uniform: mx.array) -> Choice:

@@ -41,6 +41,13 @@ class Vocabulary:
         self.pieces: tuple[Piece, ...] | None = _checked_pieces(tokenizer)
         """By token id; None where no table can be made."""
 
+    def shown_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token as they are shown to a reader: a special one by name."""
+        piece = self.pieces[token_id] if self.pieces and token_id < len(self.pieces) else ""
+        if not piece:
+            piece = self.tokenizer.decode([token_id], skip_special_tokens=False)
+        return to_bytes(piece)
+
     def decode(self, token_ids: list[int]) -> str:
         """Return the tokenizer's own text of *token_ids*, special tokens left out."""
         return self.tokenizer.decode(token_ids, skip_special_tokens=True)
