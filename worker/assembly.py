@@ -28,6 +28,7 @@ class LoopSettings:
     prefill_chunk: int | None = None
     kv_budget_bytes: int | None = None
     """None: a share of the memory that is free now."""
+    snapshot_stride: int = 512
     max_wait_s: float = 30.0
     checkpoint_s: float = 5.0
 
@@ -53,6 +54,7 @@ def build_loop(
         footprint=Footprint(**measure_row_cost(runner, loaded)._asdict()),
         target_itl_ms=settings.target_itl_ms,
         prefill_chunk=settings.prefill_chunk,
+        snapshot_stride=settings.snapshot_stride,
         max_wait_s=settings.max_wait_s,
     )
     limits = ModelLimits(

@@ -3,8 +3,9 @@
     root ─ "system prompt" ─┬─ "question A"
                             └─ "question B"
 
-A node holds its edge's tokens and, with CacheKind.SEGMENTS, the keys and values of just these;
-with CacheKind.SNAPSHOTS edges hold nothing and a node may hold the whole state at its end.
+A node holds its edge's tokens and the keys and values of just these, so what prompts share is
+held once. With CacheKind.SNAPSHOTS, where only some layers have such, a node may hold the state
+of the others at its end besides: a match ends at such a node.
 A pin counts on a node and on all above it. It is named by its deepest node and never by its
 path: a later split puts a new node in between, with the count of the one below it.
 Pure Python, no clock: "recently used" is a counter.
@@ -28,7 +29,7 @@ class Node(Generic[S]):
     end: int
     parent: "Node[S] | None"
     held: S | None = None
-    """SEGMENTS: keys and values of *tokens*; SNAPSHOTS: the state at *end*, if there is one."""
+    """What was computed for *tokens*; only a root holds nothing."""
     children: "dict[int, Node[S]]" = field(default_factory=dict)
     num_pins: int = 0
     """Pins of this node and of all below it."""
@@ -45,6 +46,11 @@ class Node(Generic[S]):
     def nbytes(self) -> int:
         """Bytes that the node itself holds."""
         return 0 if self.held is None else self.held.nbytes
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a row can go on at this node's end."""
+        return self.held is not None and self.held.is_resumable
 
 
 class Match(NamedTuple, Generic[S]):
@@ -97,7 +103,7 @@ class PrefixCache(Generic[S]):
             return Match(0, None)
         node, num_tokens = _descend(root, tuple(token_ids[: max(0, max_tokens)]))
         if self.kind is CacheKind.SNAPSHOTS:
-            node = _deepest_snapshot(node, num_tokens)
+            node = _deepest_resumable(node, num_tokens)
             num_tokens = node.end
         return Match(num_tokens, node) if num_tokens else Match(0, None)
 
@@ -134,11 +140,9 @@ class PrefixCache(Generic[S]):
         self._note_candidate(node)
 
     def segments(self, node: Node[S] | None) -> list[S]:
-        """Return what rebuilds tokens [0, node.end): adjacent segments, or the one state."""
+        """Return the adjacent segments that rebuild tokens [0, node.end)."""
         if node is None:
             return []
-        if self.kind is CacheKind.SNAPSHOTS:
-            return [] if node.held is None else [node.held]
         held = [above.held for above in _path_up(node) if above.held is not None]
         return held[::-1]
 
@@ -147,7 +151,7 @@ class PrefixCache(Generic[S]):
     ) -> Node[S]:
         """Store *segment*, computed for tokens [start, end) of *token_ids*; return their node.
 
-        What is already held stays, only the tail beyond it is stored. A state starts at 0.
+        What is already held stays, only the tail beyond it is stored; and the state at its end.
         Raises ValueError when the segment's length is not that of its tokens, or when the tokens
         before *start* are not held.
         """
@@ -163,11 +167,7 @@ class PrefixCache(Generic[S]):
         if num_tokens < start:
             self._drop_empty_root(root)
             raise ValueError(f"tokens [{num_tokens}, {start}) before the segment are not held")
-        node = self._node_ending_at(found, num_tokens)
-        if self.kind is CacheKind.SEGMENTS:
-            node = self._extend_with_segment(node, tokens, start, segment)
-        else:
-            node = self._extend_with_state(node, tokens, segment)
+        node = self._extend(self._node_ending_at(found, num_tokens), tokens, start, segment)
         self._touch(node)
         self._note_candidate(node)
         return node
@@ -212,26 +212,19 @@ class PrefixCache(Generic[S]):
             assert node.start == node.parent.end
             assert node.num_pins >= sum(child.num_pins for child in node.children.values())
             assert node.is_candidate or not _is_evictable(node)
-            if self.kind is CacheKind.SEGMENTS:
-                assert node.held is not None
-                assert node.held.num_tokens == len(node.tokens)
-            elif node.held is not None:
-                assert node.held.num_tokens == node.end
+            assert node.held is not None
+            assert node.held.num_tokens == len(node.tokens)
+            assert node.children or node.is_resumable
 
-    def _extend_with_segment(
-        self, node: Node[S], tokens: tuple[int, ...], start: int, segment: S
-    ) -> Node[S]:
-        if node.end == len(tokens):
-            return node
-        if node.end > start:
-            _, segment = segment.split(node.end - start)
-        return self._add_leaf(node, tokens, segment)
-
-    def _extend_with_state(self, node: Node[S], tokens: tuple[int, ...], state: S) -> Node[S]:
+    def _extend(self, node: Node[S], tokens: tuple[int, ...], start: int, segment: S) -> Node[S]:
+        """Return the node at the end of *tokens*, of which the path to *node* is a prefix."""
         if node.end < len(tokens):
-            return self._add_leaf(node, tokens, state)
-        if node.held is None:
-            self._hold(node, state)
+            if node.end > start:
+                _, segment = segment.split(node.end - start)
+            return self._add_leaf(node, tokens, segment)
+        assert node.held is not None
+        if segment.is_resumable and not node.is_resumable:
+            self._hold(node, node.held.resumable_as(segment))
         return node
 
     def _add_leaf(self, parent: Node[S], tokens: tuple[int, ...], held: S) -> Node[S]:
@@ -267,12 +260,11 @@ class PrefixCache(Generic[S]):
         upper.children[node.tokens[cut]] = node
         node.parent, node.tokens = upper, node.tokens[cut:]
         self.num_nodes += 1
-        if self.kind is CacheKind.SEGMENTS:
-            assert node.held is not None
-            first, second = node.held.split(cut)
-            self._hold(upper, first)
-            self._hold(node, second)
-            self.statistics.num_splits += 1
+        assert node.held is not None
+        first, second = node.held.split(cut)
+        self._hold(upper, first)
+        self._hold(node, second)
+        self.statistics.num_splits += 1
         return upper
 
     def _touch(self, node: Node[S]) -> None:
@@ -287,7 +279,7 @@ class PrefixCache(Generic[S]):
             heapq.heappush(self._candidates, (node.last_used, id(node), node))
 
     def _remove(self, node: Node[S]) -> int:
-        """Drop a leaf, and the nodes above it that only led to it and hold nothing."""
+        """Drop a leaf, and the nodes above it that only led to it: no row can go on there."""
         freed = 0
         parent: Node[S] | None = node
         while parent is not None and parent.parent is not None and _is_evictable(parent):
@@ -297,7 +289,7 @@ class PrefixCache(Generic[S]):
             self._hold(leaf, None)
             del parent.children[leaf.tokens[0]]
             leaf.parent = None
-            if parent.held is not None:
+            if parent.is_resumable:
                 break
         if parent is not None:
             self._note_candidate(parent)
@@ -347,9 +339,9 @@ def _descend(root: Node[S], tokens: tuple[int, ...]) -> tuple[Node[S], int]:
     return node, position
 
 
-def _deepest_snapshot(node: Node[S], max_tokens: int) -> Node[S]:
-    """Return the deepest node on the path that holds a state of at most *max_tokens*."""
-    while node.parent is not None and (node.held is None or node.end > max_tokens):
+def _deepest_resumable(node: Node[S], max_tokens: int) -> Node[S]:
+    """Return the deepest node on the path that ends in a state at *max_tokens* at most."""
+    while node.parent is not None and not (node.is_resumable and node.end <= max_tokens):
         node = node.parent
     return node
 

@@ -10,14 +10,12 @@ class CacheKind(Enum):
     SEGMENTS = auto()
     """Keys and values of any token range: a match may end anywhere."""
     SNAPSHOTS = auto()
-    """Whole states only (sliding windows, recurrent and hybrid models)."""
+    """Keys and values of the layers that have plain ones, and the state of all others (sliding
+    windows, recurrent layers) at a segment's end: a match ends where there is a state."""
 
 
 class Segment(Protocol):
-    """Keys and values of a token range, or a whole state at its end. Immutable.
-
-    A whole state covers all tokens from the first, so its length is its position.
-    """
+    """What is kept of a token range; of all tokens before it, its predecessors. Immutable."""
 
     @property
     def num_tokens(self) -> int:
@@ -29,6 +27,18 @@ class Segment(Protocol):
         """Real bytes held, a slice's whole parent included where it is kept alive."""
         ...
 
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a row can go on at its end; with SEGMENTS always."""
+        ...
+
     def split(self, position: int) -> tuple[Self, Self]:
-        """Cut at *position*, 0 < position < num_tokens; both halves own their memory."""
+        """Cut at *position*, 0 < position < num_tokens; both halves own their memory.
+
+        A row can go on at the end of the first half only with SEGMENTS.
+        """
+        ...
+
+    def resumable_as(self, other: Self) -> Self:
+        """Return this segment with the state at the end of *other*, which ends where it ends."""
         ...

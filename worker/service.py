@@ -85,6 +85,7 @@ class Worker:
                 target_itl_ms=settings.target_itl_ms,
                 prefill_chunk=settings.prefill_chunk,
                 kv_budget_bytes=None if budget_mb is None else budget_mb * 2**20,
+                snapshot_stride=settings.snapshot_stride,
                 max_wait_s=settings.max_wait_s,
                 checkpoint_s=settings.checkpoint_s,
             ),

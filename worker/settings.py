@@ -30,6 +30,8 @@ class WorkerSettings(BaseSettings):
     """Fixed prefill chunk in tokens; without it the chunk adapts to target_itl_ms."""
     kv_budget_mb: int | None = Field(default=None, ge=1)
     """Running keys and values plus prefix cache; without it a share of the device's memory."""
+    snapshot_stride: int = Field(default=512, ge=16)
+    """Models with windows or recurrent state keep a copy of it every so many prompt tokens."""
     max_wait_s: float = Field(default=30.0, gt=0)
     """A queue that waits longer while higher classes are served gives one job, then waits anew."""
     cpu_threads: int | None = Field(default=None, ge=1)

@@ -96,7 +96,7 @@ class Workload:
         end = row.num_computed_tokens
         tokens = row.tokens(0, end)
         if self.engine.cache_kind is CacheKind.SNAPSHOTS:
-            self.stored.append((tokens, [self.engine.extract(row, 0, end)]))
+            self._store_state(row, tokens)
             return
         cut = self.rng.randint(1, end)
         parts = [self.engine.extract(row, 0, cut)]
@@ -106,6 +106,14 @@ class Workload:
         if cut > 1:
             head, _ = parts[0].split(cut // 2)
             self.stored.append((tokens[: cut // 2], [head]))
+
+    def _store_state(self, row: Sequence, tokens: list[int]) -> None:
+        """Store behind what is there already, as the prefix cache does."""
+        known = [entry for entry in self.stored if tokens[: len(entry[0])] == entry[0]]
+        before, segments = max(known, key=lambda entry: len(entry[0]), default=([], []))
+        if len(before) < len(tokens):
+            segment = self.engine.extract(row, len(before), len(tokens))
+            self.stored.append((tokens, [*segments, segment]))
 
     def _read(self, step) -> None:
         result = step.read()

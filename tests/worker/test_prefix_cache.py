@@ -1,11 +1,13 @@
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import pytest
 from headwater.worker.prefix_cache import Match, Node, PrefixCache, shared_length
 from headwater.worker.segment import CacheKind
+
+STATE_NBYTES = 100
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,9 @@ class TextSegment:
 
     tokens: tuple[int, ...]
     first: int = 0
-    """A state depends on the tokens before it, so a segment remembers where it began."""
+    """A segment depends on the tokens before it, so it remembers where it began."""
+    kind: CacheKind = CacheKind.SEGMENTS
+    is_resumable: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -22,15 +26,20 @@ class TextSegment:
 
     @property
     def nbytes(self) -> int:
-        return 10 * len(self.tokens)
+        has_state = self.kind is CacheKind.SNAPSHOTS and self.is_resumable
+        return 10 * len(self.tokens) + (STATE_NBYTES if has_state else 0)
 
     def split(self, position: int) -> tuple[Self, Self]:
         assert 0 < position < len(self.tokens)
-        kind = type(self)
-        return (
-            kind(self.tokens[:position], self.first),
-            kind(self.tokens[position:], self.first + position),
+        first = replace(
+            self, tokens=self.tokens[:position], is_resumable=self.kind is CacheKind.SEGMENTS
         )
+        rest = replace(self, tokens=self.tokens[position:], first=self.first + position)
+        return first, rest
+
+    def resumable_as(self, other: Self) -> Self:
+        assert self.first + len(self.tokens) == other.first + len(other.tokens)
+        return replace(self, is_resumable=other.is_resumable)
 
 
 Cache = PrefixCache[TextSegment]
@@ -46,7 +55,7 @@ def snapshots_cache() -> Cache:
 
 def insert(cache: Cache, text: str, start: int = 0, key: str = "k") -> Node[TextSegment]:
     tokens = tuple(map(ord, text))
-    return cache.insert(key, tokens, start, TextSegment(tokens[start:], start))
+    return cache.insert(key, tokens, start, TextSegment(tokens[start:], start, cache.kind))
 
 
 def match(cache: Cache, text: str, key: str = "k") -> Match[TextSegment]:
@@ -115,14 +124,30 @@ def test_states_match_at_the_deepest_one_and_never_in_between() -> None:
     assert held_text(cache, cache.pin(found)) == "he"
 
 
-def test_a_state_is_handed_out_alone() -> None:
+def test_states_share_the_keys_and_values_before_them() -> None:
     cache = snapshots_cache()
     insert(cache, "he")
-    insert(cache, "hello")
+    insert(cache, "hello", start=2)
+    insert(cache, "hello world")
 
     node = cache.pin(match(cache, "hello!"))
 
-    assert [part.num_tokens for part in cache.segments(node)] == [5]
+    assert [part.num_tokens for part in cache.segments(node)] == [2, 3]
+    assert cache.nbytes == 10 * len("hello world") + 3 * STATE_NBYTES
+
+
+def test_a_cut_between_states_is_no_place_to_go_on_until_it_gets_a_state() -> None:
+    cache = snapshots_cache()
+    insert(cache, "hello world")
+    insert(cache, "help")
+    assert match(cache, "help!").num_tokens == 4
+    assert match(cache, "held!").num_tokens == 0
+
+    insert(cache, "hel")
+
+    assert match(cache, "held!").num_tokens == 3
+    assert cache.nbytes == 10 * len("hello worldp") + 3 * STATE_NBYTES
+    cache.check_integrity()
 
 
 def test_existing_parts_are_kept_and_only_the_tail_is_stored() -> None:
@@ -281,7 +306,8 @@ class NaiveCache:
     def nbytes(self) -> int:
         if self.cache.kind is CacheKind.SEGMENTS:
             return 10 * len(self.held)
-        return sum(10 * len(text) for _, text in self.held)
+        paths = {(key, text[:end]) for key, text in self.held for end in range(1, len(text) + 1)}
+        return 10 * len(paths) + STATE_NBYTES * len(self.held)
 
     def forget_evicted(self) -> None:
         """Take over what an eviction left, after checking that it only took away."""
@@ -290,10 +316,8 @@ class NaiveCache:
             for key, text in self.held
             if match(self.cache, text + "!", key).num_tokens == len(text)
         }
-        assert self.cache.nbytes == sum(
-            10 * (1 if self.cache.kind is CacheKind.SEGMENTS else len(text)) for _, text in left
-        )
         self.held = left
+        assert self.cache.nbytes == self.nbytes
 
 
 def run_random_operations(seed: int, kind: CacheKind) -> None:
@@ -307,8 +331,7 @@ def run_random_operations(seed: int, kind: CacheKind) -> None:
         match rng.choice(["insert", "insert", "pin", "unpin", "evict"]):
             case "insert":
                 covered = cache.match(key, tuple(map(ord, text)), len(text)).num_tokens
-                start = rng.randint(0, covered) if kind is CacheKind.SEGMENTS else 0
-                start = min(start, len(text) - 1)
+                start = min(rng.randint(0, covered), len(text) - 1)
                 node = insert(cache, text, start, key)
                 assert node.end == len(text)
                 oracle.insert(key, text)

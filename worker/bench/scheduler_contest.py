@@ -29,10 +29,14 @@ class _Span(NamedTuple):
     """Stands for the keys and values of a token range."""
 
     num_tokens: int
+    is_resumable: bool = True
 
     @property
     def nbytes(self) -> int:
         return _BYTES_PER_TOKEN * self.num_tokens
+
+    def resumable_as(self, other: "_Span") -> "_Span":  # noqa: ARG002 - needs nothing of it
+        return self
 
     def split(self, position: int) -> tuple["_Span", "_Span"]:
         return _Span(position), _Span(self.num_tokens - position)

@@ -140,7 +140,7 @@ class Engine:
         return sequence in self._failed
 
     def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
-        """Copy a row's tokens [start, end), or its state at *end*, behind what is launched."""
+        """Copy a row's tokens [start, end), and its state at *end*, behind what is launched."""
         segment = self._runner.extract(sequence, start, end)
         _start(segment.arrays)
         return segment

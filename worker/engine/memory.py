@@ -5,10 +5,13 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 from headwater.schemas import GenerationJob
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from ..sequence import Sequence
 from .loading import LoadedModel
-from .runner import ModelRunner
+from .runner import DeviceSegment, ModelRunner
+from .segments import flatten
+from .states import StateSegment
 
 _SHARE_OF_DEVICE = 0.8
 """Of what a GPU recommends as its working set, less the weights."""
@@ -44,7 +47,11 @@ class RowCost(NamedTuple):
 
     bytes_per_token: int
     bytes_per_row: int
-    """Whatever the row's length: recurrent states, windows."""
+    """Whatever the row's length: recurrent states."""
+    bytes_per_window_token: int
+    """In layers with a sliding window."""
+    window_tokens: int
+    """Length of the longest window; 0 where there is none."""
     bytes_per_prefill_token: int
     """Activations, while a forward runs."""
     shares_prefix: bool
@@ -53,18 +60,28 @@ class RowCost(NamedTuple):
 
 def measure_row_cost(runner: ModelRunner, loaded: LoadedModel) -> RowCost:
     """Measure two short rows."""
-    short, long = (_row_nbytes(runner, num_tokens) for num_tokens in _PROBE_TOKENS)
-    per_token = (long - short) // (_PROBE_TOKENS[1] - _PROBE_TOKENS[0])
+    windows = [
+        cache.max_size
+        for cache in flatten(make_prompt_cache(loaded.model))
+        if isinstance(cache, RotatingKVCache)
+    ]
+    short, long = (_probe(runner, num_tokens) for num_tokens in _PROBE_TOKENS)
+    per_token = (_plain_nbytes(long) - _plain_nbytes(short)) // (
+        _PROBE_TOKENS[1] - _PROBE_TOKENS[0]
+    )
+    window_nbytes = _window_nbytes(short)
     return RowCost(
         bytes_per_token=per_token,
-        bytes_per_row=max(0, short - per_token * _PROBE_TOKENS[0]),
+        bytes_per_row=max(0, short.nbytes - per_token * _PROBE_TOKENS[0] - window_nbytes),
+        bytes_per_window_token=window_nbytes // min(_PROBE_TOKENS[0], *windows) if windows else 0,
+        window_tokens=max(windows, default=0),
         bytes_per_prefill_token=_activation_nbytes(loaded.config),
         shares_prefix=runner.shares_prefix,
     )
 
 
-def _row_nbytes(runner: ModelRunner, num_tokens: int) -> int:
-    """Return the bytes that the prefix cache would store for a row of *num_tokens*."""
+def _probe(runner: ModelRunner, num_tokens: int) -> DeviceSegment:
+    """Return what the prefix cache would store for a row of *num_tokens*."""
     job = GenerationJob(
         job_id="probe", model="probe", prompt_token_ids=(0,) * num_tokens, max_tokens=1
     )
@@ -74,7 +91,21 @@ def _row_nbytes(runner: ModelRunner, num_tokens: int) -> int:
     segment = runner.extract(probe, 0, num_tokens)
     mx.eval(segment.arrays)
     runner.detach(probe)
-    return segment.nbytes
+    return segment
+
+
+def _plain_nbytes(segment: DeviceSegment) -> int:
+    """Return the bytes of layers that hold each token's keys and values for good."""
+    if not isinstance(segment, StateSegment):
+        return segment.nbytes
+    return sum(array.nbytes for layer in segment.plain.values() for array in layer)
+
+
+def _window_nbytes(segment: DeviceSegment) -> int:
+    """Return the bytes of layers with a sliding window."""
+    states = segment.states or {} if isinstance(segment, StateSegment) else {}
+    windows = (cache for cache in states.values() if isinstance(cache, RotatingKVCache))
+    return sum(cache.nbytes for cache in windows)
 
 
 def _activation_nbytes(config: dict[str, Any]) -> int:

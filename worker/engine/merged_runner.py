@@ -12,7 +12,8 @@ from ..sequence import Sequence
 from .projection import Projection
 from .row_runner import Row, check_range, check_state_position, is_batchable
 from .runner import CacheKind, DeviceSegment, Segment
-from .segments import StateSnapshot, classify, extract_kv, flatten, state_arrays
+from .segments import classify, extract_kv, flatten, state_arrays
+from .states import StateSegment
 
 
 class MergedRunner:
@@ -77,15 +78,15 @@ class MergedRunner:
         return arrays + [array for caches in single for array in state_arrays(caches)]
 
     def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
-        """Copy tokens [start, end) of a row, or its state at *end*."""
+        """Copy tokens [start, end) of a row, with its state at *end*."""
         if sequence in self._single:
             return self._single[sequence].extract(start, end)
         num_tokens = self._batch.num_tokens(sequence)
+        check_range(start, end, num_tokens)
         if self.cache_kind is CacheKind.SEGMENTS:
-            check_range(start, end, num_tokens)
             return self._batch.extract_kv(sequence, start, end)
         check_state_position(end, num_tokens)
-        return StateSnapshot.capture(self._batch.extract(sequence), end)
+        return StateSegment.capture(self._batch.extract(sequence), start, end)
 
     def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Nothing: every row owns all its keys and values."""

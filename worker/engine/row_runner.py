@@ -12,13 +12,13 @@ from .projection import Projection, last_position
 from .runner import CacheKind, DeviceSegment, Segment
 from .segments import (
     KVSegment,
-    StateSnapshot,
     classify,
     extract_kv,
     flatten,
     restore_kv,
     state_arrays,
 )
+from .states import StateSegment, restore_states
 
 
 class Row:
@@ -30,15 +30,11 @@ class Row:
         self._model = model
         self._projection = projection
         self._kind = kind
-        self.caches: list[Any]
-        if prefix and kind is CacheKind.SNAPSHOTS:
-            (snapshot,) = prefix
-            self.caches = cast(StateSnapshot, snapshot).restore()
-            self.num_tokens = snapshot.num_tokens
-            return
-        self.caches = make_prompt_cache(model)
+        self.caches: list[Any] = make_prompt_cache(model)
         self.num_tokens = sum(segment.num_tokens for segment in prefix)
-        if prefix:
+        if prefix and kind is CacheKind.SNAPSHOTS:
+            restore_states(self.caches, cast(Seq[StateSegment], prefix))
+        elif prefix:
             restore_kv(self.caches, cast(Seq[KVSegment], prefix))
 
     @property
@@ -54,12 +50,12 @@ class Row:
         return logits[:, -1]
 
     def extract(self, start: int, end: int) -> DeviceSegment:
-        """Copy tokens [start, end), or the state at *end*, which must be the row's length."""
+        """Copy tokens [start, end); a state's *end* must be the row's length."""
+        check_range(start, end, self.num_tokens)
         if self._kind is CacheKind.SEGMENTS:
-            check_range(start, end, self.num_tokens)
             return extract_kv(self.caches, start, end)
         check_state_position(end, self.num_tokens)
-        return StateSnapshot.capture(self.caches, end)
+        return StateSegment.capture(self.caches, start, end)
 
 
 class RowRunner:
@@ -108,7 +104,7 @@ class RowRunner:
         return [array for row in rows for array in state_arrays(self._rows[row].caches)]
 
     def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
-        """Copy tokens [start, end) of a row, or its state at *end*."""
+        """Copy tokens [start, end) of a row, with its state at *end*."""
         return self._rows[sequence].extract(start, end)
 
     def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:

@@ -42,10 +42,7 @@ class ModelRunner(Protocol):
         ...
 
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
-        """Give *sequence* a row that starts with *prefix* (adjacent segments from token 0).
-
-        With SNAPSHOTS *prefix* holds one whole state at most.
-        """
+        """Give *sequence* a row that starts with *prefix* (adjacent segments from token 0)."""
         ...
 
     def detach(self, sequence: Sequence) -> None:
@@ -76,8 +73,7 @@ class ModelRunner(Protocol):
     def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
         """Return a copy of the row's tokens [start, end).
 
-        With SNAPSHOTS *end* must be what the row has computed, and the segment is the state
-        there.
+        With SNAPSHOTS *end* must be what the row has computed: the segment holds the state there.
         """
         ...
 

@@ -1,17 +1,15 @@
-"""What the prefix cache holds: keys and values of a token range, or a whole state.
+"""KVSegment: keys and values of a token range, as the prefix cache holds them of plain caches.
 
 A model's caches (mlx-lm's objects, one a layer) are read and written here; nobody else looks
 inside them, but for the runner that batches them.
 """
 
-import copy
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx.utils import tree_map
 from mlx_lm.models.cache import CacheList, KVCache
 
 from .runner import CacheKind
@@ -45,11 +43,20 @@ class KVSegment:
         """Every array held, to be evaluated by whoever wants the copy made now."""
         return [array for layer in self.layers for array in layer]
 
+    @property
+    def is_resumable(self) -> bool:
+        """True: a row can go on after any token."""
+        return True
+
     def split(self, position: int) -> tuple["KVSegment", "KVSegment"]:
         """Cut at *position*; both halves own their memory. ValueError outside the range."""
         if not 0 < position < self.num_tokens:
             raise ValueError(f"can't split {self.num_tokens} tokens at {position}")
         return self._copy(0, position), self._copy(position, self.num_tokens)
+
+    def resumable_as(self, other: "KVSegment") -> "KVSegment":  # noqa: ARG002 - needs nothing of it
+        """Return this segment: it lacks nothing."""
+        return self
 
     def _copy(self, start: int, end: int) -> "KVSegment":
         return KVSegment(
@@ -58,40 +65,6 @@ class KVSegment:
                 for keys, values in self.layers
             )
         )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StateSnapshot:
-    """The whole state of one row after its first *num_tokens* tokens."""
-
-    caches: tuple[Any, ...]
-    num_tokens: int
-
-    @classmethod
-    def capture(cls, caches: Seq[Any], num_tokens: int) -> "StateSnapshot":
-        """Copy the state of a row's caches; later steps of the row leave it as it is."""
-        copies = copy.deepcopy(tuple(caches))
-        for leaf in flatten(copies):
-            leaf.state = tree_map(_own_memory, _used_state(leaf))
-        return cls(copies, num_tokens)
-
-    def restore(self) -> list[Any]:
-        """Return caches that continue from here; a step that writes them copies first."""
-        return list(copy.deepcopy(self.caches))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum(array.nbytes for array in self.arrays)
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        """Every array held, to be evaluated by whoever wants the copy made now."""
-        return state_arrays(self.caches)
-
-    def split(self, position: int) -> NoReturn:
-        """A state can't be cut: TypeError."""
-        raise TypeError(f"a state after {self.num_tokens} tokens can't be cut at {position}")
 
 
 def classify(caches: Seq[Any]) -> CacheKind:
@@ -115,7 +88,7 @@ def flatten(caches: Seq[Any]) -> Iterator[Any]:
 
 def state_arrays(caches: Seq[Any]) -> list[mx.array]:
     """Return every array that *caches* hold."""
-    return [array for leaf in flatten(caches) for array in _arrays(leaf.state)]
+    return [array for leaf in flatten(caches) for array in nested_arrays(leaf.state)]
 
 
 def extract_kv(caches: Seq[Any], start: int, end: int, row: int = 0, first: int = 0) -> KVSegment:
@@ -156,26 +129,10 @@ def copy_tokens(array: mx.array, start: int, end: int) -> mx.array:
     return mx.take(array, mx.arange(start, end), axis=2)
 
 
-def _used_state(cache: Any) -> Any:
-    """Return a cache's state without capacity that no token uses yet."""
-    is_plain = type(cache) is KVCache
-    if not is_plain or cache.empty():
-        return cache.state
-    keys, values = cache.keys_and_values()
-    return keys, values, cache.offset
-
-
-def _own_memory(value: Any) -> Any:
-    """Copy an array into a buffer of its own size; other values are immutable already."""
-    if not isinstance(value, mx.array) or value.ndim == 0 or value.size == 0:
-        return value
-    return mx.take(value, mx.arange(value.shape[0]), axis=0)
-
-
-def _arrays(state: Any) -> Iterator[mx.array]:
+def nested_arrays(state: Any) -> Iterator[mx.array]:
     """Yield the arrays in nested lists and tuples."""
     if isinstance(state, mx.array):
         yield state
     elif isinstance(state, list | tuple):
         for value in state:
-            yield from _arrays(value)
+            yield from nested_arrays(value)

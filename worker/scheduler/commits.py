@@ -14,19 +14,30 @@ S = TypeVar("S", bound=Segment)
 class CommitPlanner(Generic[S]):
     """A prompt is kept up to its last token but one, where an identical prompt goes on.
 
-    Besides, at every boundary that somebody waits for, and at the end of a generation.
+    Besides, at every boundary that somebody waits for, and at the end of a generation. A row whose
+    state can't be cut later leaves one at every multiple of *snapshot_stride* on its way, too.
     Nothing is kept that does not fit into the budget beside the rows.
     """
 
-    def __init__(self, cache: PrefixCache[S], memory: MemoryPlanner[S]) -> None:
+    def __init__(
+        self, cache: PrefixCache[S], memory: MemoryPlanner[S], snapshot_stride: int
+    ) -> None:
         self._cache = cache
+        self._snapshot_stride = snapshot_stride
         self._memory = memory
         self._pins: list[Node[S]] = []
 
     def expect_prompt(self, placement: Placement) -> None:
         """Plan the commit of a prompt that is about to be computed."""
-        end = placement.sequence.num_prompt_tokens - 1
-        if end > placement.sequence.num_computed_tokens:
+        start, end = (
+            placement.sequence.num_computed_tokens,
+            placement.sequence.num_prompt_tokens - 1,
+        )
+        if not self._is_cuttable:
+            stride = self._snapshot_stride
+            for position in range((start // stride + 1) * stride, end, stride):
+                placement.add_boundary(position)
+        if end > start:
             placement.add_boundary(end)
 
     def due(self, placement: Placement, num_computed: int) -> list[Commit]:
@@ -72,8 +83,7 @@ class CommitPlanner(Generic[S]):
         position = held.num_tokens
         commits = []
         for end in ends:
-            start = position if self._is_cuttable else 0
-            if end > position and self._memory.plan_commit(end - start):
-                commits.append(Commit(sequence, start, end))
+            if end > position and self._memory.plan_commit(position, end):
+                commits.append(Commit(sequence, position, end))
                 position = end
         return commits

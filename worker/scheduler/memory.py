@@ -63,9 +63,9 @@ class MemoryPlanner(Generic[S]):
         """Evict what the rows leave no room for."""
         self._make_free(0)
 
-    def plan_commit(self, num_tokens: int) -> bool:
-        """Make room in the cache for so many tokens, and count them, if they fit at all."""
-        nbytes = self._footprint.row_nbytes(num_tokens, 0)
+    def plan_commit(self, start: int, end: int) -> bool:
+        """Make room in the cache for tokens [start, end), and count them, if they fit at all."""
+        nbytes = self._footprint.commit_nbytes(start, end)
         if not self._make_free(nbytes):
             return False
         self._commit_nbytes += nbytes

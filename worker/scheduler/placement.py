@@ -1,5 +1,6 @@
 """Placement: where one sequence stands in the scheduler's structures."""
 
+from bisect import bisect_left
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -62,9 +63,9 @@ class Placement:
 
     def add_boundary(self, position: int) -> None:
         """Commit [0, *position*) when it is computed."""
-        if position not in self.boundaries:
-            self.boundaries.append(position)
-            self.boundaries.sort()
+        index = bisect_left(self.boundaries, position)
+        if self.boundaries[index : index + 1] != [position]:
+            self.boundaries.insert(index, position)
 
 
 def known_tokens(sequence: Sequence) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ S = TypeVar("S", bound=Segment)
 
 
 class Commit(NamedTuple):
-    """Tokens [start, end) of a row go into the prefix cache. Start is 0 for whole states."""
+    """Tokens [start, end) of a row go into the prefix cache, with the row's state at *end*."""
 
     sequence: Sequence
     start: int

@@ -10,7 +10,11 @@ class Footprint:
     bytes_per_token: int = 0
     """Keys and values of one token."""
     bytes_per_row: int = 0
-    """What a row costs whatever its length (recurrent states, windows)."""
+    """What a row costs whatever its length (recurrent states)."""
+    bytes_per_window_token: int = 0
+    """Keys and values of one token in layers with a sliding window."""
+    window_tokens: int = 0
+    """Tokens that such layers keep."""
     bytes_per_prefill_token: int = 0
     """Activations of one token in a prefill forward; freed after it."""
     shares_prefix: bool = False
@@ -19,7 +23,16 @@ class Footprint:
     def row_nbytes(self, num_tokens: int, num_shared_tokens: int) -> int:
         """Bytes of a row of *num_tokens* of which the prefix cache holds *num_shared_tokens*."""
         own = num_tokens - num_shared_tokens if self.shares_prefix else num_tokens
-        return self.bytes_per_row + self.bytes_per_token * own
+        return self.state_nbytes(num_tokens) + self.bytes_per_token * own
+
+    def commit_nbytes(self, start: int, end: int) -> int:
+        """Bytes of tokens [*start*, *end*) in the prefix cache, with the state at *end*."""
+        return self.state_nbytes(end) + self.bytes_per_token * (end - start)
+
+    def state_nbytes(self, num_tokens: int) -> int:
+        """Bytes of a state after *num_tokens*."""
+        window = min(num_tokens, self.window_tokens)
+        return self.bytes_per_row + self.bytes_per_window_token * window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,5 +56,7 @@ class SchedulerSettings:
     """Waiting sequences of a class that are brought into the trie's order at a time."""
     min_shared_tokens: int = 16
     """A shared prefix that is shorter is not worth waiting for."""
+    snapshot_stride: int = 512
+    """Rows whose state can't be cut later leave a copy of it every so many prompt tokens."""
     growth_tokens: int = 64
     """Tokens of growth of every running sequence that memory is planned for."""

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import pytest
@@ -21,6 +21,8 @@ class TokenSegment:
     """Stands for keys and values: the tokens that they were computed for."""
 
     tokens: tuple[int, ...]
+    kind: CacheKind = CacheKind.SEGMENTS
+    is_resumable: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -32,7 +34,16 @@ class TokenSegment:
 
     def split(self, position: int) -> tuple[Self, Self]:
         assert 0 < position < len(self.tokens)
-        return type(self)(self.tokens[:position]), type(self)(self.tokens[position:])
+        first = replace(
+            self,
+            tokens=self.tokens[:position],
+            is_resumable=self.kind is CacheKind.SEGMENTS,
+        )
+        return first, replace(self, tokens=self.tokens[position:])
+
+    def resumable_as(self, other: Self) -> Self:
+        assert other.tokens[-len(self.tokens) :] == self.tokens[-len(other.tokens) :]
+        return replace(self, is_resumable=other.is_resumable)
 
 
 class FakeEngine:
@@ -59,6 +70,7 @@ class FakeEngine:
 
     def attach(self, sequence: Sequence, prefix: Seq[TokenSegment]) -> None:
         assert sequence not in self.rows
+        assert all(segment.is_resumable for segment in prefix[-1:])
         row = [token for segment in prefix for token in segment.tokens]
         assert row == sequence.tokens(0, sequence.num_computed_tokens)
         assert len(row) < sequence.num_tokens
@@ -92,9 +104,8 @@ class FakeEngine:
         row = self.rows[sequence]
         assert 0 <= start < end <= len(row)
         if self.kind is CacheKind.SNAPSHOTS:
-            assert start == 0
             assert end == sequence.num_computed_tokens == len(row)
-        return TokenSegment(tuple(row[start:end]))
+        return TokenSegment(tuple(row[start:end]), self.kind)
 
     def rebase(self, sequence: Sequence, prefix: Seq[TokenSegment]) -> None:
         held = [token for segment in prefix for token in segment.tokens]

@@ -1,0 +1,137 @@
+"""StateSegment: what is kept of rows with caches that can't be cut: windows, recurrent states."""
+
+import copy
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from .segments import LayerKV, copy_tokens, flatten, nested_arrays
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateSegment:
+    """Tokens of a row: plain keys and values of just these, and all other state at their end.
+
+    So adjacent segments share what plain layers hold, and each one more costs a state. Layers
+    are named by their place among the model's caches, lists of caches flattened.
+    """
+
+    num_tokens: int
+    plain: Mapping[int, LayerKV]
+    """Keys and values of the segment's tokens, by layer."""
+    states: Mapping[int, Any] | None
+    """The other layers' caches, copied, by layer; None where a cut fell."""
+
+    @classmethod
+    def capture(cls, caches: Seq[Any], start: int, end: int) -> "StateSegment":
+        """Copy tokens [start, end) of a row that stands at *end*; it may go on at once."""
+        plain: dict[int, LayerKV] = {}
+        states: dict[int, Any] = {}
+        for layer, cache in enumerate(flatten(caches)):
+            if _is_plain(cache, end):
+                keys, values = cache.keys, cache.values
+                plain[layer] = LayerKV(
+                    copy_tokens(keys, start, end), copy_tokens(values, start, end)
+                )
+            else:
+                states[layer] = _own_copy(cache)
+        return cls(end - start, plain, states)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: every array is a whole buffer, so this is all of it."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """Every array held, to be evaluated by whoever wants the copy made now."""
+        plain = [array for layer in self.plain.values() for array in layer]
+        states = (self.states or {}).values()
+        return plain + [array for cache in states for array in nested_arrays(cache.state)]
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether a row can go on at the segment's end."""
+        return self.states is not None
+
+    def split(self, position: int) -> tuple["StateSegment", "StateSegment"]:
+        """Cut at *position*: there is no state there. ValueError outside the range."""
+        if not 0 < position < self.num_tokens:
+            raise ValueError(f"can't split {self.num_tokens} tokens at {position}")
+        first = StateSegment(position, self._copy(0, position), None)
+        rest = self._copy(position, self.num_tokens)
+        return first, StateSegment(self.num_tokens - position, rest, self.states)
+
+    def resumable_as(self, other: "StateSegment") -> "StateSegment":
+        """Return this segment with the state of *other*, which ends where it ends."""
+        return replace(self, states=other.states)
+
+    def _copy(self, start: int, end: int) -> dict[int, LayerKV]:
+        return {
+            layer: LayerKV(copy_tokens(keys, start, end), copy_tokens(values, start, end))
+            for layer, (keys, values) in self.plain.items()
+        }
+
+
+def restore_states(caches: Seq[Any], prefix: Seq[StateSegment]) -> None:
+    """Fill a model's fresh *caches* with adjacent segments from token 0.
+
+    What the segments hold stays as it is: a step that writes into it copies first. Raises
+    ValueError when the last of them holds no state.
+    """
+    states = prefix[-1].states
+    if states is None:
+        raise ValueError("no row can go on at the end of this prefix")
+    for layer, leaf in enumerate(flatten(caches)):
+        if layer in states:
+            leaf.state = copy.deepcopy(states[layer].state)
+            continue
+        keys = [segment.plain[layer].keys for segment in prefix]
+        values = [segment.plain[layer].values for segment in prefix]
+        leaf.keys = mx.concatenate(keys, axis=2) if len(keys) > 1 else mx.array(keys[0])
+        leaf.values = mx.concatenate(values, axis=2) if len(values) > 1 else mx.array(values[0])
+        leaf.offset = int(leaf.keys.shape[2])
+
+
+def _is_plain(cache: Any, num_tokens: int) -> bool:
+    """Whether *cache* holds keys and values of exactly the row's tokens."""
+    return type(cache) is KVCache and cache.keys is not None and cache.offset == num_tokens
+
+
+def _own_copy(cache: Any) -> Any:
+    """Copy a cache with only what later steps use, in buffers of their own."""
+    kept = copy.deepcopy(cache)
+    if type(kept) is RotatingKVCache and kept.keys is not None and not kept.keep:
+        kept.state = _window(kept)
+    kept.state = tree_map(_own_memory, kept.state)
+    return kept
+
+
+def _window(cache: Any) -> tuple[Any, ...]:
+    """Return the state of a RotatingKVCache without what it will drop before it is next read.
+
+    A prefill leaves the whole chunk behind the window, a decode unused capacity. While the
+    window goes round in full buffers, it stays as it is.
+    """
+    size = cache.keys.shape[2]
+    if cache.offset < size:
+        keys, values = cache.keys_and_values()
+        return keys, values, cache.offset, 0, cache.max_size, cache.offset
+    if size > cache.max_size:
+        last = size - cache.max_size
+        keys, values = cache.keys[..., last:, :], cache.values[..., last:, :]
+        return keys, values, cache.offset, 0, cache.max_size, cache.max_size
+    state: tuple[Any, ...] = cache.state
+    return state
+
+
+def _own_memory(value: Any) -> Any:
+    """Copy an array into a buffer of its own size; other values are immutable already."""
+    if not isinstance(value, mx.array) or value.ndim == 0 or value.size == 0:
+        return value
+    return mx.take(value, mx.arange(value.shape[0]), axis=0)
