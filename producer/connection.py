@@ -17,16 +17,26 @@ def connect(url: str | None = None) -> Redis:
     Raises ServerUnavailable.
     """
     url = resolve_url(url)
-    if urlsplit(url).scheme not in _SCHEMES:
-        raise ServerUnavailable(
-            f"not a Redis URL: {hide_password(url)!r}; expected redis://, rediss:// or unix://"
-        )
+    check_url(url)
     try:
         client = Redis.from_url(url)
         client.ping()
-    except (RedisError, ValueError, OSError) as error:
+    except (RedisError, OSError) as error:
         raise ServerUnavailable(explain(error, url)) from error
     return client
+
+
+def check_url(url: str) -> None:
+    """Raise ServerUnavailable where no client could be made of *url*; connects to nothing."""
+    shown = hide_password(url)
+    if urlsplit(url).scheme not in _SCHEMES:
+        raise ServerUnavailable(
+            f"not a Redis URL: {shown!r}; expected redis://, rediss:// or unix://"
+        )
+    try:
+        Redis.from_url(url).close()
+    except ValueError as error:
+        raise ServerUnavailable(f"not a Redis URL: {shown!r} ({error})") from error
 
 
 def explain(error: Exception, url: str) -> str:
@@ -34,8 +44,6 @@ def explain(error: Exception, url: str) -> str:
     shown = hide_password(url)
     if is_refused_login(error):
         return f"{shown} refuses the login ({error}): give redis://USER:PASSWORD@HOST:PORT/DB"
-    if isinstance(error, ValueError):
-        return f"not a Redis URL: {shown!r} ({error})"
     return f"no answer from {shown} ({error}): is the server running?"
 
 

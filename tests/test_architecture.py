@@ -131,6 +131,7 @@ def test_redis_stays_at_the_edges() -> None:
         "worker/publisher",
         "worker/redis_client.py",
         "worker/service.py",
+        "worker/startup.py",
         "worker/doctor.py",
         "worker/bench/",
         "producer/",

@@ -16,11 +16,11 @@ from redis.exceptions import RedisError
 
 from .announcement import Announcement
 from .engine_thread import EngineThread, HandBack
-from .errors import StartupError
 from .health import HealthServer
 from .metrics import WorkerMetrics
 from .redis_client import connect
 from .settings import WorkerSettings
+from .startup import Patience
 from .station import Station
 
 log = structlog.get_logger()
@@ -60,14 +60,29 @@ class Worker:
         """Work until SIGTERM or SIGINT, or until a thread dies; return the exit code."""
         with ExitStack() as exits:
             exits.enter_context(_signals_to(self._on_signal))
-            self._engine.start()
-            if not self._wait_until_loaded():
+            if not self._start():
                 return 0
-            self._open()
             if self._settings.metrics_port is not None:
                 exits.callback(self._serve_health().close)
             self._supervise()
             return self._end()
+
+    def _start(self) -> bool:
+        """Return whether all is up; False when a signal came first. Raises StartupError."""
+        with connect(self._settings.redis) as probe:
+            patience = Patience(
+                probe, self._settings.connect_timeout_s, goes_on_after=self._goes_on_after
+            )
+            # Before the model is loaded: a wrong password should cost no minutes.
+            if not patience.insist(probe.ping):
+                return False
+            self._engine.start()
+            return self._wait_until_loaded() and patience.insist(self._open)
+
+    def _goes_on_after(self, seconds: float) -> bool:
+        with suppress(queue.Empty):
+            self._wake.get(timeout=seconds)
+        return not self._signals
 
     def _build_loop(self) -> Any:
         # On the engine thread: whoever loads a model must run it.
@@ -107,12 +122,9 @@ class Worker:
         return True
 
     def _open(self) -> None:
-        try:
-            # First: once the station is open it takes jobs, and a failed start would strike them.
-            self._announcement.publish()
-            self._station.open(self._status)
-        except RedisError as error:
-            raise StartupError(f"Redis refused the worker's start: {error}") from error
+        # First: once the station is open it takes jobs, and a failed start would strike them.
+        self._announcement.publish()
+        self._station.open(self._status)
         self._announced_s = time.monotonic()
         log.info("ready", worker_id=self.worker_id, alias=self._settings.alias)
 

@@ -22,6 +22,8 @@ class WorkerSettings(BaseSettings):
     redis: str
     """redis://, rediss:// or unix:// URL; the command line can start an embedded server."""
 
+    connect_timeout_s: float = Field(default=60.0, ge=0)
+    """How long a worker that starts waits for a server that is away, loading or read-only."""
     max_batch: int = Field(default=32, ge=1, le=1024)
     """Sequences that run at once."""
     target_itl_ms: float = Field(default=400.0, gt=0)

@@ -67,7 +67,10 @@ class Station:
         )
 
     def open(self, status: Callable[[], WorkerStatus]) -> None:
-        """Register, take the lease, and begin to claim; raises RedisError."""
+        """Register, take the lease, and begin to claim.
+
+        Raises RedisError before anything has begun; it may be repeated then.
+        """
         queue_names = [
             keys.queue_name(self._settings.alias, priority, "default") for priority in Priority
         ]

@@ -72,14 +72,13 @@ def worker(
     given = {name: value for name, value in locals().items() if value is not None}
     from headwater.worker.entry import run
 
-    from ..connection import connect
+    from ..connection import check_url
     from ..embedded import running_or_own
 
     given.setdefault("alias", _alias_of(model))
     try:
         with running_or_own() if redis is None else nullcontext(redis) as url:
-            # Before the model is loaded: a wrong URL or password should cost no minutes.
-            connect(url).close()
+            check_url(url)
             code = run(**(given | {"redis": url}))
     except HeadwaterError as error:
         typer.echo(f"headwater: {error}", err=True)

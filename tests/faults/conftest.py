@@ -84,20 +84,24 @@ class FaultyWorker:
 
     process: "subprocess.Popen[str]"
     log: list[str] = field(default_factory=list)
-    at_stage: threading.Event = field(default_factory=threading.Event)
-    is_ready: threading.Event = field(default_factory=threading.Event)
-    is_draining: threading.Event = field(default_factory=threading.Event)
+    _news: threading.Condition = field(default_factory=threading.Condition)
+    _has_ended: bool = False
 
     def __post_init__(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self.is_ready.wait(120)
-        assert self.process.poll() is None, "".join(self.log)
+
+    def wait_for(self, event: str, *, count: int = 1) -> None:
+        """Wait until it has logged *event* so many times."""
+        self._wait_for_line(f'"event": "{event}"', count)
 
     def wait_for_stage(self) -> None:
         """Wait until the worker stands at its stage."""
-        assert self.at_stage.wait(60), "".join(self.log)
-        assert self.process.poll() is None, "".join(self.log)
+        self._wait_for_line("STAGE", 1)
+
+    def has_logged(self, event: str) -> bool:
+        """Whether *event* is in its log."""
+        return any(f'"event": "{event}"' in line for line in self.log)
 
     def go_on(self) -> None:
         """Let it leave its stage."""
@@ -134,15 +138,20 @@ class FaultyWorker:
         assert self.process.stderr is not None
         with self.process.stderr:
             for line in self.process.stderr:
-                self.log.append(line)
-                if line.startswith("STAGE"):
-                    self.at_stage.set()
-                if '"event": "ready"' in line:
-                    self.is_ready.set()
-                if '"event": "draining"' in line:
-                    self.is_draining.set()
-        self.is_ready.set()
-        self.at_stage.set()
+                with self._news:
+                    self.log.append(line)
+                    self._news.notify_all()
+        with self._news:
+            self._has_ended = True
+            self._news.notify_all()
+
+    def _wait_for_line(self, words: str, count: int) -> None:
+        def is_there() -> bool:
+            return sum(words in line for line in self.log) >= count
+
+        with self._news:
+            self._news.wait_for(lambda: self._has_ended or is_there(), 120)
+            assert is_there(), "".join(self.log)
 
 
 StartWorker = Callable[..., FaultyWorker]
@@ -173,11 +182,14 @@ def producer(server: EmbeddedServer) -> Iterator[Producer]:
 def start_worker(server: EmbeddedServer, model: Path) -> Iterator[StartWorker]:
     """Start workers that are gone when the test ends.
 
-    *before* is Python that runs in the worker's process first, with DRIVER's names.
+    *before* is Python that runs in the worker's process first, with DRIVER's names; the start
+    is over when the worker has logged the event *waits_for*.
     """
     started: list[FaultyWorker] = []
 
-    def start(*options: str, before: str = "", url: str | None = None) -> FaultyWorker:
+    def start(
+        *options: str, before: str = "", url: str | None = None, waits_for: str = "ready"
+    ) -> FaultyWorker:
         code = f"{DRIVER}\n{before}\nfrom headwater.producer.cli import main\nmain()"
         command = [sys.executable, "-c", code, "worker", "--redis", url or server.url]
         process = subprocess.Popen(
@@ -198,6 +210,7 @@ def start_worker(server: EmbeddedServer, model: Path) -> Iterator[StartWorker]:
             env=os.environ | {"HEADWATER_LOG_JSON": "true"},
         )
         started.append(FaultyWorker(process))
+        started[-1].wait_for(waits_for)
         return started[-1]
 
     yield start

@@ -15,7 +15,7 @@ def test_a_job_whose_claim_is_under_way_at_sigterm_is_handed_back(
     job_id = producer.submit(job())
     worker.wait_for_stage()
     worker.send(signal.SIGTERM)
-    assert worker.is_draining.wait(60)
+    worker.wait_for("draining")
     worker.go_on()
 
     assert worker.wait() == 0

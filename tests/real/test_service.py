@@ -1,5 +1,6 @@
 """The worker process: how it starts, how it ends, what it says about itself."""
 
+import os
 import re
 import signal
 import subprocess
@@ -184,14 +185,16 @@ def _worker(*options: str) -> "subprocess.CompletedProcess[str]":
         check=False,
         cwd=ROOT,
         timeout=120,
+        env=os.environ | {"HEADWATER_CONNECT_TIMEOUT_S": "0.1"},
     )
 
 
 def test_a_server_that_does_not_answer_is_one_line() -> None:
-    result = _worker("--redis", "redis://127.0.0.1:1/0")
+    result = _worker("--redis", "redis://:secret@127.0.0.1:1/0")
 
     assert result.returncode == 1
-    assert "no answer from redis://127.0.0.1:1/0" in result.stderr.splitlines()[-1]
+    assert "no usable answer from 127.0.0.1:1 for 0.1 s" in result.stderr.splitlines()[-1]
+    assert "secret" not in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -1,5 +1,6 @@
 """Registration: the worker as RQ knows it, so that `rq info` and dashboards list it."""
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,8 +33,10 @@ class Registration:
         )
 
     def register(self) -> None:
-        """Appear; raises ValueError where a live worker has the same name."""
-        self._entry.register_birth()  # type: ignore[no-untyped-call]
+        """Appear; may be repeated."""
+        # The name is ours alone: a record that exists is our own, and the reply to it was lost.
+        with suppress(ValueError):
+            self._entry.register_birth()  # type: ignore[no-untyped-call]
         self._entry.set_state(WorkerStatus.IDLE)
 
     def unregister(self) -> None:
