@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from .admission import ModelLimits
+from .engine.channel_families import AUTO, infer_family
 from .engine.device import is_asynchronous
 from .engine.engine import Engine
 from .engine.loading import LoadedModel
@@ -31,6 +32,8 @@ class LoopSettings:
     snapshot_stride: int = 512
     max_wait_s: float = 30.0
     checkpoint_s: float = 5.0
+    reasoning: str = AUTO
+    tool_parser: str = AUTO
 
 
 def build_loop(
@@ -67,7 +70,16 @@ def build_loop(
         Engine(runner, Sampler(loaded.vocab_size, loaded.eos_token_ids)),
         Scheduler(cache, policy, model_key=loaded.fingerprint),
         JobOpener(
-            Vocabulary(loaded.tokenizer), loaded.eos_token_ids, SAMPLER_VERSION, loaded.vocab_size
+            Vocabulary(loaded.tokenizer),
+            loaded.eos_token_ids,
+            SAMPLER_VERSION,
+            loaded.vocab_size,
+            infer_family(
+                loaded.tokenizer_files,
+                loaded.tokenizer,
+                reasoning=settings.reasoning,
+                tool_parser=settings.tool_parser,
+            ),
         ),
         limits,
         sink,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from headwater.schemas import DeltaPart, StreamMode
 
+from .channel_family import ChannelFamily
 from .messages import Claim
 from .sequence import Sequence
 from .text import LogprobLog, SequenceText, TextDiverged, Vocabulary
@@ -30,8 +31,10 @@ class JobOpener:
         eos_token_ids: Collection[int],
         sampler_version: int,
         vocab_size: int,
+        family: ChannelFamily | None = None,
     ) -> None:
         """*vocab_size* is the model's own, which may exceed the tokenizer's."""
+        self._family = family
         self._vocab_size = vocab_size
         self._vocabulary = vocabulary
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -79,6 +82,7 @@ class JobOpener:
             claim.job,
             history,
             eos_token_ids=self._eos_token_ids,
+            family=self._family,
             choice=choice,
         )
 

@@ -95,6 +95,7 @@ class JobRun:
                 prompt_tokens=len(self.job.prompt_token_ids),
                 completion_tokens=sum(len(c.sequence.output_token_ids) for c in self.choices),
                 cached_tokens=self.num_cached_tokens,
+                reasoning_tokens=sum(c.text.num_reasoning_tokens for c in self.choices),
             ),
             timings=Timings(
                 queue_ms=self.claim.queue_ms,
@@ -114,4 +115,7 @@ class JobRun:
             matched_stop=choice.matched_stop,
             text=choice.text.whole_text if is_final else None,
             logprobs=choice.logprobs.whole if is_final and choice.logprobs else None,
+            reasoning=(choice.text.whole_reasoning or None) if is_final else None,
+            tool_calls=choice.text.tool_calls if is_final else (),
+            incomplete_tool_calls=choice.text.incomplete_tool_calls,
         )

@@ -103,6 +103,8 @@ class Worker:
                 snapshot_stride=settings.snapshot_stride,
                 max_wait_s=settings.max_wait_s,
                 checkpoint_s=settings.checkpoint_s,
+                reasoning=settings.reasoning,
+                tool_parser=settings.tool_parser,
             ),
             self._station.publisher,
             self._metrics,

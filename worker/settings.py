@@ -39,6 +39,11 @@ class WorkerSettings(BaseSettings):
     cpu_threads: int | None = Field(default=None, ge=1)
     """Threads of the BLAS on a CPU; without it all cores."""
 
+    reasoning: str = "auto"
+    """Markers of the model's reasoning: auto, none, harmony, or think, mistral, seed, ..."""
+    tool_parser: str = "auto"
+    """How the model calls tools: auto, none, harmony, or a module of mlx_lm.tool_parsers."""
+
     lease_s: float = Field(default=15.0, ge=0.5)
     """A worker that has not been heard of for this long has lost its jobs."""
     drain_s: float = Field(default=30.0, ge=0)

@@ -51,6 +51,12 @@ def worker(
     cpu_threads: Annotated[
         int | None, _flag("--cpu-threads", "Threads of the BLAS on a CPU; default: all cores.")
     ] = None,
+    reasoning: Annotated[
+        str | None, _flag("--reasoning", "Markers of the reasoning; default: the model's own.")
+    ] = None,
+    tool_parser: Annotated[
+        str | None, _flag("--tool-parser", "Form of the tool calls; default: the model's own.")
+    ] = None,
     lease_s: Annotated[
         float | None, _flag("--lease-s", "Seconds of silence after which jobs are lost (15).")
     ] = None,

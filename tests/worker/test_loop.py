@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from headwater.schemas import (
     Cancelled,
+    Channel,
     DeltaPart,
     End,
     Failed,
@@ -20,6 +21,7 @@ from headwater.schemas import (
     StreamMode,
 )
 from headwater.worker.admission import ModelLimits
+from headwater.worker.channel_family import ChannelFamily, Mode
 from headwater.worker.engine.engine import Engine
 from headwater.worker.engine.merged_runner import MergedRunner
 from headwater.worker.engine.runner import ModelRunner
@@ -78,6 +80,7 @@ class Bench:
     pipelined: bool = True
     runner: Callable[[Any], ModelRunner] = MergedRunner
     alter: Callable[[Any], Any] = lambda model: model
+    family: ChannelFamily | None = None
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -94,7 +97,7 @@ class Bench:
         self.loop = GenerationLoop(
             self.engine,
             self.scheduler,
-            JobOpener(Vocabulary(_tokenizer()), (), SAMPLER_VERSION, VOCABULARY_SIZE),
+            JobOpener(Vocabulary(_tokenizer()), (), SAMPLER_VERSION, VOCABULARY_SIZE, self.family),
             ModelLimits("tiny", VOCABULARY_SIZE, 256, "sha256:tiny"),
             self.sink,
             self.metrics,
@@ -181,6 +184,27 @@ def test_a_stop_string_ends_a_job_and_shows_nowhere(bench: Bench) -> None:
     assert end.choices[0].matched_stop == stop
     assert bench.sink.text("j") == text_of(expected[:3])
     assert end.usage.completion_tokens == len(bench.sink.tokens("j")) == 5
+
+
+@pytest.mark.parametrize("stream", list(StreamMode))
+def test_channels_reach_the_deltas_the_end_and_the_usage(stream: StreamMode) -> None:
+    expected = text_of(greedy_alone(Bench().model, PROMPT, 8))
+    first, second = expected[1], expected[4]
+    edges = {Mode.CONTENT: {first: Mode.REASONING}, Mode.REASONING: {second: Mode.CONTENT}}
+    bench = Bench(family=ChannelFamily(edges))
+
+    bench.loop.admit(claim(stream=stream))
+    bench.run()
+
+    end = bench.sink.ends["j"]
+    assert isinstance(end, Finished)
+    assert end.usage.reasoning_tokens == 2
+    spans = [span for part in bench.sink.parts["j"] for span in part.text]
+    content = "".join(span.text for span in spans if span.channel is Channel.CONTENT)
+    reasoning = "".join(span.text for span in spans if span.channel is Channel.REASONING)
+    if stream is StreamMode.FINAL:
+        content, reasoning = end.choices[0].text, end.choices[0].reasoning
+    assert (content, reasoning) == (expected[0] + expected[5:], expected[2:4])
 
 
 def test_a_final_job_tells_its_text_at_the_end_only(bench: Bench) -> None:

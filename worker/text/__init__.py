@@ -1,12 +1,15 @@
 """Token ids to text: detokenizer, stop strings, deltas."""
 
+from .channels import ChannelSplitter
 from .detokenizer import Detokenizer, start_detokenizer
 from .logprobs import LogprobLog
-from .sequence_text import SequenceText, Stop, TextDiverged
+from .sequence_text import SequenceText, Stop
 from .stops import StopMatcher, StopOutput
+from .text_log import TextDiverged
 from .vocabulary import Vocabulary
 
 __all__ = [
+    "ChannelSplitter",
     "Detokenizer",
     "LogprobLog",
     "SequenceText",

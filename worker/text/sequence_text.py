@@ -3,22 +3,15 @@
 from collections.abc import Collection, Iterable
 from typing import NamedTuple, Self
 
-from headwater.schemas import (
-    DeltaPart,
-    FinishReason,
-    GenerationJob,
-    HeadwaterError,
-    StreamMode,
-    TextSpan,
-)
+from headwater.schemas import DeltaPart, FinishReason, GenerationJob, StreamMode, TextSpan, ToolCall
 
+from ..channel_family import ChannelFamily, Mode
+from .channels import ChannelSplitter
 from .detokenizer import start_detokenizer
+from .start_mode import marker_token_ids, start_mode
 from .stops import StopMatcher
+from .text_log import TextDiverged, TextLog
 from .vocabulary import Vocabulary
-
-
-class TextDiverged(HeadwaterError):
-    """Published tokens do not give the published text any more: the job has to start again."""
 
 
 class Stop(NamedTuple):
@@ -30,7 +23,7 @@ class Stop(NamedTuple):
 
 
 class SequenceText:
-    """The text of one choice: detokenizer, stop strings, and what is not yet in a delta.
+    """The text of one choice: detokenizer, stop strings, channels, and what is in no delta yet.
 
     Every sampled token counts and is listed in a delta, the one that ends the choice too; the
     text leaves out an end-of-sequence or stop token and, without include_stop_str, a stop string.
@@ -43,6 +36,10 @@ class SequenceText:
       also where it began before min_tokens; one that ended before is ordinary text;
     - max_tokens reached.
 
+    With a *family* the text is split into channels behind the stop strings, which see the markers
+    too: a special token that is part of a marker, or stands in a tool call, has its text there.
+    A choice that stops after at least one whole tool call ends as TOOL_CALLS.
+
     However the choice ends, the text still held goes out: push() does it for its own ends,
     finish() for all others (cancelled, failed). A choice that goes on elsewhere (preempted,
     handed back) has not ended and keeps its held text held.
@@ -54,9 +51,10 @@ class SequenceText:
         job: GenerationJob,
         *,
         eos_token_ids: Collection[int] = (),
+        family: ChannelFamily | None = None,
         choice: int = 0,
     ) -> None:
-        """Start with no output; *eos_token_ids* are the model's."""
+        """Start with no output; *eos_token_ids* and *family* are the model's."""
         self._job = job
         self._choice = choice
         self._detokenizer = start_detokenizer(vocabulary, job.prompt_token_ids)
@@ -65,7 +63,14 @@ class SequenceText:
         self._end_token_ids = self._eos_token_ids.union(job.stop_token_ids)
         self._num_tokens = 0
         self._pending_token_ids: list[int] = []
-        self._content = _Channel(keeps_all=job.stream is StreamMode.FINAL)
+        self._log = TextLog(keeps_all=job.stream is StreamMode.FINAL)
+        self._splitter: ChannelSplitter | None = None
+        if family is not None and job.split_channels:
+            mode = start_mode(vocabulary, family, job.prompt_token_ids)
+            self._splitter = ChannelSplitter(family, start=mode, tools=job.tools)
+            self._special_texts = vocabulary.special_texts
+            self._marker_ids = marker_token_ids(vocabulary, family)
+        self._num_reasoning_tokens = 0
         self._stop: Stop | None = None
 
     @classmethod
@@ -76,6 +81,7 @@ class SequenceText:
         published: Iterable[DeltaPart],
         *,
         eos_token_ids: Collection[int] = (),
+        family: ChannelFamily | None = None,
         choice: int = 0,
     ) -> Self:
         """Rebuild the state after the *published* parts (those of other choices are skipped).
@@ -84,7 +90,7 @@ class SequenceText:
         choice, `stop` is set. Raises TextDiverged when the text rebuilt from the published
         tokens does not start with the published text.
         """
-        text = cls(vocabulary, job, eos_token_ids=eos_token_ids, choice=choice)
+        text = cls(vocabulary, job, eos_token_ids=eos_token_ids, family=family, choice=choice)
         parts = [part for part in published if part.choice == choice]
         text._replay(parts)
         return text
@@ -100,9 +106,29 @@ class SequenceText:
         return self._stop
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        """Output tokens that belong to the reasoning, its markers not counted."""
+        return self._num_reasoning_tokens
+
+    @property
     def whole_text(self) -> str:
-        """All certain text so far, for a job with stream="final"."""
-        return self._content.whole_text
+        """All certain content so far, for a job with stream="final"."""
+        return self._log.content
+
+    @property
+    def whole_reasoning(self) -> str:
+        """All certain reasoning so far, for such a job."""
+        return self._log.reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """All tool calls so far, for such a job."""
+        return self._log.tool_calls
+
+    @property
+    def incomplete_tool_calls(self) -> tuple[int, ...]:
+        """Indices of tool calls that were cut short or whose arguments are no JSON object."""
+        return self._splitter.incomplete_calls if self._splitter is not None else ()
 
     def push(self, token_id: int) -> Stop | None:
         """Take the next output token; returns why the choice ends with it, if it does."""
@@ -112,10 +138,12 @@ class SequenceText:
         may_stop = index >= self._job.min_tokens
         if may_stop and token_id in self._end_token_ids:
             return self._end(self._token_stop(token_id))
-        matched = self._add(self._detokenizer.push(token_id), may_match=may_stop)
+        was_reasoning = self._is_reasoning
+        matched = self._add(self._text_of(token_id), may_match=may_stop)
+        self._num_reasoning_tokens += was_reasoning and self._is_reasoning
         if matched is not None:
-            self._stop = Stop(FinishReason.STOP, matched)
-        elif self._num_tokens >= self._job.max_tokens:
+            return self._close(Stop(FinishReason.STOP, matched))
+        if self._num_tokens >= self._job.max_tokens:
             return self._end(Stop(FinishReason.LENGTH))
         return self._stop
 
@@ -123,13 +151,14 @@ class SequenceText:
         """End the choice for a reason of the caller's: the held text goes out."""
         if self._stop is None:
             self._flush()
+            self._flush_channels(is_complete=False)
 
     def take(self) -> DeltaPart | None:
         """Return every token and all certain text since the last call; None if nothing is new.
 
         A job with stream="final" gets its tokens without text.
         """
-        text = self._content.take()
+        text = self._log.take()
         if not (self._pending_token_ids or text):
             return None
         token_ids, self._pending_token_ids = tuple(self._pending_token_ids), []
@@ -143,29 +172,60 @@ class SequenceText:
     def _end(self, stop: Stop) -> Stop:
         """Let the held text out; a stop string that only shows up there wins."""
         matched = self._flush()
-        self._stop = stop if matched is None else Stop(FinishReason.STOP, matched)
-        return self._stop
+        return self._close(stop if matched is None else Stop(FinishReason.STOP, matched))
+
+    def _close(self, stop: Stop) -> Stop:
+        """Let out what the channels hold, and note why the choice ended."""
+        is_complete = stop.finish_reason is FinishReason.STOP
+        self._flush_channels(is_complete=is_complete and not isinstance(stop.matched_stop, str))
+        if is_complete and self._splitter is not None and self._splitter.num_whole_calls:
+            stop = Stop(FinishReason.TOOL_CALLS, stop.matched_stop)
+        self._stop = stop
+        return stop
 
     def _flush(self) -> str | None:
         may_match = self._num_tokens > self._job.min_tokens
         matched = self._add(self._detokenizer.flush(), may_match=may_match)
         if self._stops is not None:
-            self._content.add(self._stops.flush())
+            self._pass_on(self._stops.flush())
         return matched
+
+    def _flush_channels(self, *, is_complete: bool) -> None:
+        if self._splitter is not None:
+            self._log.add(self._splitter.flush(is_complete=is_complete))
 
     def _add(self, text: str, *, may_match: bool) -> str | None:
         """Pass *text* on; returns the stop string that cut it."""
         if self._stops is None:
-            self._content.add(text)
+            self._pass_on(text)
             return None
         output = self._stops.push(text, may_match=may_match)
-        self._content.add(output.text)
+        self._pass_on(output.text)
         if output.matched is not None and self._job.include_stop_str:
-            self._content.add(output.matched)
+            self._pass_on(output.matched)
         return output.matched
 
+    def _pass_on(self, text: str) -> None:
+        if self._splitter is None:
+            self._log.add_content(text)
+        elif text:
+            self._log.add(self._splitter.push(text))
+
+    @property
+    def _is_reasoning(self) -> bool:
+        return self._splitter is not None and self._splitter.mode is Mode.REASONING
+
+    def _text_of(self, token_id: int) -> str:
+        """Return the text that *token_id* makes certain."""
+        if self._splitter is not None and token_id in self._special_texts:
+            is_shown = self._splitter.mode is Mode.TOOL_CALLS or token_id in self._marker_ids
+            if is_shown:
+                # Whatever character was begun, this token does not go on with it.
+                return self._detokenizer.flush() + self._special_texts[token_id]
+        return self._detokenizer.push(token_id)
+
     def _replay(self, parts: list[DeltaPart]) -> None:
-        published = _Published()
+        spans: list[TextSpan] = []
         for part in parts:
             if part.start != self._num_tokens:
                 raise TextDiverged(f"token {part.start} follows token {self._num_tokens}")
@@ -173,65 +233,6 @@ class SequenceText:
                 if self._stop is not None:
                     raise TextDiverged(f"tokens go on after the end at {self._num_tokens}")
                 self.push(token_id)
-            published.add(part)
+            spans += part.text
         self._pending_token_ids = []
-        self._content.skip("".join(published.pieces))
-
-
-class _Published:
-    """Text that is out already, put together from its parts."""
-
-    def __init__(self) -> None:
-        self.pieces: list[str] = []
-        self._num_chars = 0
-
-    def add(self, part: DeltaPart) -> None:
-        """Take the next part; raises TextDiverged where it leaves a hole or overlaps."""
-        for span in part.text:
-            if span.text_start != self._num_chars:
-                raise TextDiverged(f"character {span.text_start} follows {self._num_chars}")
-            self.pieces.append(span.text)
-            self._num_chars += len(span.text)
-
-
-class _Channel:
-    """Text of one channel that is not yet in a delta, and how much is."""
-
-    __slots__ = ("_keeps_all", "_num_taken", "_pieces")
-
-    def __init__(self, *, keeps_all: bool) -> None:
-        self._keeps_all = keeps_all
-        self._pieces: list[str] = []
-        self._num_taken = 0
-
-    @property
-    def whole_text(self) -> str:
-        return "".join(self._pieces)
-
-    def add(self, text: str) -> None:
-        if text:
-            self._pieces.append(text)
-
-    def take(self) -> tuple[TextSpan, ...]:
-        if self._keeps_all or not self._pieces:
-            return ()
-        text = "".join(self._pieces)
-        start, self._num_taken = self._num_taken, self._num_taken + len(text)
-        self._pieces = []
-        return (TextSpan(text_start=start, text=text),)
-
-    def skip(self, published: str) -> None:
-        """Leave out text that is out already; raises TextDiverged if it differs."""
-        rebuilt = "".join(self._pieces)
-        if not rebuilt.startswith(published):
-            position = _first_difference(rebuilt, published)
-            raise TextDiverged(f"rebuilt text differs at character {position}")
-        if not self._keeps_all:
-            rest = rebuilt[len(published) :]
-            self._pieces = [rest] if rest else []
-            self._num_taken = len(published)
-
-
-def _first_difference(first: str, second: str) -> int:
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
+        self._log.skip(spans)

@@ -19,6 +19,8 @@ class StopOutput(NamedTuple):
 
     text: str
     matched: str | None = None
+    rest: str = ""
+    """What came behind it in the same piece."""
 
 
 class _Node:
@@ -116,16 +118,16 @@ class StopMatcher:
         for position in range(start, len(text)):
             node = step(node, text[position])
             if may_match and node.match is not None:
-                return self._cut(text[: position + 1], node.match)
+                return self._cut(text, position + 1, node.match)
         while not node.children and node.fail is not None:
             # A whole stop string that was let through can't grow: only an end of it can.
             node = node.fail
         self._node = node
         return self._hold(self._held + text, node.depth)
 
-    def _cut(self, text: str, match: str) -> StopOutput:
-        seen, self._held = self._held + text, ""
-        return StopOutput(seen[: len(seen) - len(match)], match)
+    def _cut(self, text: str, end: int, match: str) -> StopOutput:
+        seen, self._held = self._held + text[:end], ""
+        return StopOutput(seen[: len(seen) - len(match)], match, text[end:])
 
     def _hold(self, seen: str, num_chars: int) -> StopOutput:
         cut = len(seen) - num_chars

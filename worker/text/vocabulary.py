@@ -40,6 +40,13 @@ class Vocabulary:
         self.tokenizer = tokenizer
         self.pieces: tuple[Piece, ...] | None = _checked_pieces(tokenizer)
         """By token id; None where no table can be made."""
+        added = tokenizer.get_added_tokens_decoder()
+        self.added_texts = {token_id: token.content for token_id, token in added.items()}
+        """Added tokens, special or not, as they are written, by token id."""
+        self.special_texts = {
+            token_id: token.content for token_id, token in added.items() if token.special
+        }
+        """Those of them that add no text."""
 
     def shown_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token as they are shown to a reader: a special one by name."""

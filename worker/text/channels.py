@@ -1,0 +1,113 @@
+"""ChannelSplitter: tells reasoning and tool calls from content while the text arrives.
+
+What comes out does not depend on how the text was cut into pieces. Everything that goes in comes
+out in one channel, but for the markers (and a tool call's wrapping): nothing is stripped.
+"""
+
+from ..channel_family import ChannelFamily, Mode, Tools
+from .segment import Segment
+from .stops import StopMatcher
+from .tool_calls import CallBook, JsonCall, WholeCalls
+
+
+class ChannelSplitter:
+    """Follows a family's markers; holds only what may still become one.
+
+    A tool call whose text can't be parsed is content, as it stands, markers included; so is one
+    that was cut short before anything of it was told.
+    """
+
+    def __init__(
+        self, family: ChannelFamily, *, start: Mode = Mode.CONTENT, tools: Tools = ()
+    ) -> None:
+        """*start* is where the prompt has left the text; *tools* are those on offer."""
+        self._family = family
+        self._tools = tools
+        self._book = CallBook()
+        self._body: WholeCalls | JsonCall | None = None
+        self._header: list[str] = []
+        self._enter(start, "")
+
+    @property
+    def mode(self) -> Mode:
+        """What the next character is, unless it belongs to a marker."""
+        return self._mode
+
+    @property
+    def num_whole_calls(self) -> int:
+        """Tool calls told so far that are whole."""
+        return self._book.num_calls - len(self._book.incomplete)
+
+    @property
+    def incomplete_calls(self) -> tuple[int, ...]:
+        """Indices of calls that were told in part, or whose arguments are no JSON object."""
+        return tuple(self._book.incomplete)
+
+    def push(self, text: str) -> list[Segment]:
+        """Return the segments that *text* makes certain."""
+        segments: list[Segment] = []
+        while text:
+            if self._matcher is None:
+                self._take(text, segments)
+                break
+            output = self._matcher.push(text)
+            self._take(output.text, segments)
+            if output.matched is None:
+                break
+            self._leave(output.matched, segments)
+            self._enter(self._family.transitions[self._mode][output.matched], output.matched)
+            text = output.rest
+        return segments
+
+    def flush(self, *, is_complete: bool) -> list[Segment]:
+        """Return what is still held: the text has ended.
+
+        With *is_complete* the model ended it, so that a call without an end marker may be whole.
+        """
+        segments: list[Segment] = []
+        if self._matcher is not None:
+            self._take(self._matcher.flush(), segments)
+        if self._body is not None:
+            # A JSON object tells by itself whether it is complete.
+            is_complete = is_complete or self._family.has_json_calls
+            segments += self._body.close("", is_complete=is_complete)
+        self._leave_header(segments)
+        self._enter(Mode.CONTENT, "")
+        return segments
+
+    def _take(self, text: str, segments: list[Segment]) -> None:
+        if not text:
+            return
+        if self._body is not None:
+            segments += self._body.push(text)
+        elif self._mode.is_header:
+            self._header.append(text)
+        else:
+            segments.append(Segment(text, is_reasoning=self._mode is Mode.REASONING))
+
+    def _leave(self, marker: str, segments: list[Segment]) -> None:
+        if self._body is not None:
+            segments += self._body.close(marker, is_complete=True)
+        self._leave_header(segments)
+
+    def _leave_header(self, segments: list[Segment]) -> None:
+        header = "".join(self._header)
+        if header and not self._is_header(header):
+            segments.append(Segment(header))
+            self._header = []
+
+    def _enter(self, mode: Mode, marker: str) -> None:
+        opening = "".join(self._header) + marker
+        self._header = [opening] if mode.is_header and self._is_header(opening) else []
+        self._mode = mode
+        edges = self._family.transitions.get(mode)
+        self._matcher = StopMatcher(tuple(edges)) if edges else None
+        self._body = self._open_calls(opening) if mode is Mode.TOOL_CALLS else None
+
+    def _is_header(self, text: str) -> bool:
+        return text.startswith(self._family.header_starts)
+
+    def _open_calls(self, opening: str) -> WholeCalls | JsonCall:
+        assert self._family.parse_calls is not None
+        whole = WholeCalls(self._family.parse_calls, self._tools, self._book, opening)
+        return JsonCall(whole, self._book) if self._family.has_json_calls else whole

@@ -1,0 +1,46 @@
+"""Where the prompt has left the text: templates may open the reasoning for the model."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
+
+from ..channel_family import ChannelFamily, Mode
+from .channels import ChannelSplitter
+from .vocabulary import Vocabulary
+
+_MAX_TOKENS: Final = 16_384
+"""Of the prompt so many last tokens are looked at: reasoning that is to be continued."""
+
+
+def start_mode(
+    vocabulary: Vocabulary, family: ChannelFamily, prompt_token_ids: Sequence[int]
+) -> Mode:
+    """Return what the first output character is, unless it belongs to a marker.
+
+    The markers in the model's own turn decide. That turn begins behind the last added token that
+    is no part of a marker: what a user wrote before it does not count.
+    """
+    start = len(prompt_token_ids)
+    lowest = max(0, start - _MAX_TOKENS)
+    ends = vocabulary.added_texts
+    while start > lowest:
+        text = ends.get(prompt_token_ids[start - 1])
+        if text is not None and not _is_in_marker(text, family):
+            break
+        start -= 1
+    turn = vocabulary.tokenizer.decode(list(prompt_token_ids[start:]), skip_special_tokens=False)
+    splitter = ChannelSplitter(family)
+    splitter.push(turn)
+    # A call whose beginning the prompt holds can't be told: its end is content.
+    return Mode.CONTENT if splitter.mode is Mode.TOOL_CALLS else splitter.mode
+
+
+@lru_cache(maxsize=8)
+def marker_token_ids(vocabulary: Vocabulary, family: ChannelFamily) -> frozenset[int]:
+    """Return the special tokens that markers are made of."""
+    special = vocabulary.special_texts.items()
+    return frozenset(token_id for token_id, text in special if _is_in_marker(text, family))
+
+
+def _is_in_marker(text: str, family: ChannelFamily) -> bool:
+    return any(text in marker for marker in family.markers)
