@@ -35,6 +35,13 @@ from .events import (
 )
 from .job import SCHEMA_VERSION, GenerationJob, Priority, SamplingParams, StreamMode
 from .model_card import ModelCard
+from .response_format import (
+    ChoiceFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    ResponseFormat,
+)
 from .serializer import OrjsonSerializer
 from .tokenizer_files import TokenizerFiles
 from .worker_status import WorkerStatus
@@ -46,6 +53,7 @@ __all__ = [
     "Cancelled",
     "Channel",
     "ChoiceEnd",
+    "ChoiceFormat",
     "Delta",
     "DeltaPart",
     "End",
@@ -58,11 +66,15 @@ __all__ = [
     "Finished",
     "GenerationJob",
     "HeadwaterError",
+    "JsonObjectFormat",
+    "JsonSchemaFormat",
     "ModelCard",
     "OrjsonSerializer",
     "PositionLogprobs",
     "Priority",
+    "RegexFormat",
     "Released",
+    "ResponseFormat",
     "Restarted",
     "Resumed",
     "SamplingParams",

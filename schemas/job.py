@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from . import limits
 from .base import WireModel
+from .response_format import ResponseFormat
 
 SCHEMA_VERSION: Final = 1
 
@@ -103,6 +104,8 @@ class GenerationJob(WireModel):
 
     They are the model's own: before biases, penalties, filters and temperature.
     """
+    response_format: ResponseFormat | None = None
+    """What the whole output has to look like; it ends where the format is complete."""
     priority: Priority = Priority.NORMAL
     deadline_s: float | None = Field(default=None, gt=0)
     """Seconds from the job's first `started` entry, by Redis' clock."""
@@ -143,6 +146,17 @@ class GenerationJob(WireModel):
         if size > most:
             raise ValueError(f"is {size} bytes as JSON; at most {most}")
         return value
+
+    @model_validator(mode="after")
+    def _format_decides_on_the_end(self) -> Self:
+        if self.response_format is None:
+            return self
+        if self.min_tokens or self.ignore_eos:
+            raise ValueError(
+                "response_format decides where the output ends: give neither min_tokens"
+                f" ({self.min_tokens}) nor ignore_eos ({str(self.ignore_eos).lower()}) with it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _min_tokens_fit(self) -> Self:

@@ -25,6 +25,13 @@ MAX_REPETITION_PENALTY = 10.0
 MAX_PENALTY = 2.0
 """Of presence and frequency penalties, either way."""
 
+MAX_JSON_SCHEMA_BYTES = 65_536
+"""A response format's schema as JSON: what it costs to compile."""
+MAX_REGEX_CHARS = 8192
+MAX_FORMAT_CHOICES = 1024
+MAX_FORMAT_CHOICE_CHARS = 32_768
+"""All choices of a format together."""
+
 MAX_METADATA_BYTES = 4096
 """Metadata's size as JSON."""
 MAX_TOOLS_BYTES = 256 * 1024

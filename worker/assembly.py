@@ -11,6 +11,7 @@ from .engine.memory import default_budget_bytes, measure_row_cost
 from .engine.parity import choose_runner
 from .engine.runner import DeviceSegment, ModelRunner
 from .engine.sampler import SAMPLER_VERSION, Sampler
+from .grammars import Grammars
 from .job_opening import JobOpener
 from .loop import EventSink, GenerationLoop
 from .metrics import WorkerMetrics
@@ -66,14 +67,16 @@ def build_loop(
         context_length=loaded.context_length,
         tokenizer_fingerprint=loaded.tokenizer_files.fingerprint,
     )
+    vocabulary = Vocabulary(loaded.tokenizer)
     return GenerationLoop(
         Engine(runner, Sampler(loaded.vocab_size, loaded.eos_token_ids)),
         Scheduler(cache, policy, model_key=loaded.fingerprint),
         JobOpener(
-            Vocabulary(loaded.tokenizer),
+            vocabulary,
             loaded.eos_token_ids,
             SAMPLER_VERSION,
             loaded.vocab_size,
+            Grammars(vocabulary, loaded.vocab_size, loaded.eos_token_ids),
             infer_family(
                 loaded.tokenizer_files,
                 loaded.tokenizer,

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from headwater.schemas import DeltaPart, StreamMode
 
 from .channel_family import ChannelFamily
+from .grammars import Grammars
 from .messages import Claim
 from .sequence import Sequence
 from .text import LogprobLog, SequenceText, TextDiverged, Vocabulary
@@ -31,17 +32,22 @@ class JobOpener:
         eos_token_ids: Collection[int],
         sampler_version: int,
         vocab_size: int,
+        grammars: Grammars,
         family: ChannelFamily | None = None,
     ) -> None:
         """*vocab_size* is the model's own, which may exceed the tokenizer's."""
         self._family = family
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self._vocabulary = vocabulary
         self._eos_token_ids = frozenset(eos_token_ids)
         self._sampler_version = sampler_version
 
     def open(self, claim: Claim) -> Opened:
-        """Return the job's choices where the earlier attempts left them, or from the start."""
+        """Return the job's choices where the earlier attempts left them, or from the start.
+
+        Raises JobRejected for a response format that can't be enforced.
+        """
         if not claim.history:
             return self._fresh(claim, None)
         if any(max(part.token_ids, default=0) >= self._vocab_size for part in claim.history):
@@ -49,9 +55,12 @@ class JobOpener:
         if self._draws_differ(claim):
             return self._fresh(claim, "another sampler version drew the published tokens")
         try:
-            return self._resumed(claim)
+            opened = self._resumed(claim)
         except TextDiverged as error:
             return self._fresh(claim, str(error))
+        if any(_breaks_format(sequence) for sequence in opened.sequences):
+            return self._fresh(claim, "the published tokens do not keep to the response format")
+        return opened
 
     def _draws_differ(self, claim: Claim) -> bool:
         # Greedy rows draw nothing.
@@ -61,7 +70,7 @@ class JobOpener:
     def _fresh(self, claim: Claim, restart_reason: str | None) -> Opened:
         choices = range(claim.job.sampling.n)
         return Opened(
-            [_sequence(claim, choice, []) for choice in choices],
+            [self._sequence(claim, choice, []) for choice in choices],
             [self._text(claim, (), choice) for choice in choices],
             [self._logprobs(claim, (), choice) for choice in choices],
             restart_reason,
@@ -70,10 +79,21 @@ class JobOpener:
     def _resumed(self, claim: Claim) -> Opened:
         choices = range(claim.job.sampling.n)
         return Opened(
-            [_sequence(claim, choice, _published(claim, choice)) for choice in choices],
+            [self._sequence(claim, choice, _published(claim, choice)) for choice in choices],
             [self._text(claim, claim.history, choice) for choice in choices],
             [self._logprobs(claim, claim.history, choice) for choice in choices],
             None,
+        )
+
+    def _sequence(self, claim: Claim, choice: int, output_token_ids: list[int]) -> Sequence:
+        response_format = claim.job.response_format
+        return Sequence(
+            claim.job,
+            choice,
+            output_token_ids=output_token_ids,
+            num_resumed_tokens=len(output_token_ids),
+            constraint=self._grammars.start(response_format) if response_format else None,
+            runs_alone=claim.strikes > 0,
         )
 
     def _text(self, claim: Claim, history: tuple[DeltaPart, ...], choice: int) -> SequenceText:
@@ -82,7 +102,8 @@ class JobOpener:
             claim.job,
             history,
             eos_token_ids=self._eos_token_ids,
-            family=self._family,
+            # What keeps to a format is content, whatever words it holds.
+            family=self._family if claim.job.response_format is None else None,
             choice=choice,
         )
 
@@ -101,11 +122,7 @@ def _published(claim: Claim, choice: int) -> list[int]:
     return [token for part in parts for token in part.token_ids]
 
 
-def _sequence(claim: Claim, choice: int, output_token_ids: list[int]) -> Sequence:
-    return Sequence(
-        claim.job,
-        choice,
-        output_token_ids=output_token_ids,
-        num_resumed_tokens=len(output_token_ids),
-        runs_alone=claim.strikes > 0,
-    )
+def _breaks_format(sequence: Sequence) -> bool:
+    if sequence.constraint is None:
+        return False
+    return not any(sequence.constraint.allowed(sequence.output_token_ids))

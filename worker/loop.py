@@ -12,7 +12,7 @@ from .engine.engine import Engine, FailedRow, PendingStep
 from .engine.runner import DeviceSegment
 from .errors import JobRejected
 from .figures import Figures
-from .job_opening import JobOpener
+from .job_opening import JobOpener, Opened
 from .job_run import Choice, JobRun
 from .messages import Claim
 from .metrics import WorkerMetrics
@@ -57,7 +57,8 @@ class GenerationLoop:
 
     Pipelined, one step launches the next forward before it reads the tokens of the last one, so
     the device computes while tokens become text and events. The price is a row's last token,
-    computed once too often where only its text tells that it is the last.
+    computed once too often where only its text tells that it is the last. A step with a row under
+    a grammar is read first: which tokens may follow depends on it.
     """
 
     def __init__(
@@ -111,11 +112,12 @@ class GenerationLoop:
             if claim.is_overdue:
                 # Not opened: the text that its last attempt let out as it ended stays valid.
                 raise _overdue(claim)
+            opened = self._opener.open(claim)
         except JobRejected as error:
             log.info("rejected", job_id=claim.job_id, code=error.code)
             self._send_end(claim.job_id, _failed(claim, error))
             return
-        self._open(claim)
+        self._open(claim, opened)
 
     def cancel(self, job_id: str) -> None:
         """End a job as cancelled, with the text it has; unknown ids are ignored."""
@@ -141,6 +143,9 @@ class GenerationLoop:
         """Launch the next step of what runs, then handle the tokens that are due."""
         now = self._clock()
         self._fail_overdue(now)
+        if self._in_flight is not None and self._in_flight.step.is_awaited:
+            self._read(self._in_flight)
+            self._in_flight = None
         due, self._in_flight = self._in_flight, self._launch(now)
         if not self._pipelined:
             due, self._in_flight = self._in_flight, None
@@ -237,9 +242,8 @@ class GenerationLoop:
 
     # A job's way in and out.
 
-    def _open(self, claim: Claim) -> None:
+    def _open(self, claim: Claim, opened: Opened) -> None:
         now = self._clock()
-        opened = self._opener.open(claim)
         if opened.restart_reason is not None:
             log.warning("restarted", job_id=claim.job_id, reason=opened.restart_reason)
             self._sink.restart(claim.job_id)

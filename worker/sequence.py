@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from headwater.schemas import GenerationJob
 
@@ -16,6 +16,22 @@ class SequenceStatus(Enum):
     """Has a row in the engine and computes towards its length."""
     FINISHED = auto()
     """Ended, cancelled or dropped; a token of it that still comes back is ignored."""
+
+
+class TokenConstraint(Protocol):
+    """What decides which tokens an output may hold, beside the model."""
+
+    def allowed(self, output_token_ids: list[int]) -> bytes:
+        """Return which tokens may come next: one bit each, the lowest of a byte first.
+
+        The output only ever grows between calls. No bit is set when nothing can follow; error()
+        says why.
+        """
+        ...
+
+    def error(self) -> str | None:
+        """Return why the output can't go on, if it can't."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +62,8 @@ class Sequence:
     num_cached_tokens: int = 0
     arrival_s: float = 0.0
     """On the scheduler's clock."""
+    constraint: TokenConstraint | None = None
+    """For a job with a response format. Its tokens must be read before the next is sampled."""
     runs_alone: bool = False
     """After a strike: no other row beside it until its first new token."""
     status: SequenceStatus = SequenceStatus.WAITING

@@ -1,7 +1,7 @@
 """`headwater submit`: put one job into the queue."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import orjson
 import typer
@@ -40,6 +40,13 @@ def submit(
     stop: Annotated[
         list[str] | None, typer.Option(help="End before this text; may be given again.")
     ] = None,
+    options: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="More of the job's fields, a JSON object: logprobs, response_format, sampling...",
+        ),
+    ] = None,
     priority: Annotated[str, typer.Option(help="high, normal or low.")] = "normal",
     namespace: Annotated[str, typer.Option(help="Isolates queue and prefix cache.")] = "default",
     tokenizer: Annotated[
@@ -65,14 +72,12 @@ def submit(
         raise typer.BadParameter("give exactly one of --prompt, --messages and --tokens")
     producer = Producer(redis)
     if tokens is not None:
-        token_ids, fingerprint = _read_json_list(tokens), None
+        token_ids, fingerprint = _read_json(tokens, list), None
     else:
-        content = _read_json_list(messages) if messages is not None else (prompt or "")
+        content = _read_json(messages, list) if messages is not None else (prompt or "")
         token_ids, fingerprint = _tokenize(producer, model, tokenizer, content)
-    job = new_job(
-        model,
-        token_ids,
-        sampling={
+    fields = {
+        "sampling": {
             "temperature": temperature,
             "top_k": top_k,
             "top_p": top_p,
@@ -80,12 +85,15 @@ def submit(
             "seed": seed,
             "n": n,
         },
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        priority=priority,
-        namespace=namespace,
-        tokenizer_fingerprint=fingerprint,
-    )
+        "max_tokens": max_tokens,
+        "stop": tuple(stop or ()),
+        "priority": priority,
+        "namespace": namespace,
+        "tokenizer_fingerprint": fingerprint,
+    }
+    if options is not None:
+        fields = _merged(fields, _read_json(options, dict))
+    job = new_job(model, token_ids, **fields)
     job_id = producer.submit(job, idempotency_key=idempotency_key)
     if json:
         print_json({"job_id": job_id, "model": model, "prompt_tokens": len(token_ids)})
@@ -112,13 +120,25 @@ def _tokenize(
     return tokenizer.encode_chat(content), tokenizer.fingerprint
 
 
-def _read_json_list(path: Path) -> list[Any]:
+def _merged(fields: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """Return *fields* with those of *options*, which win; sampling is merged field by field."""
+    sampling = options.get("sampling", {})
+    if isinstance(sampling, dict):
+        sampling = {**fields["sampling"], **sampling}
+    return {**fields, **options, "sampling": sampling}
+
+
+_T = TypeVar("_T", list[Any], dict[str, Any])
+
+
+def _read_json(path: Path, kind: type[_T]) -> _T:
     from ..errors import InvalidRequest
 
     try:
         value = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise InvalidRequest(f"can't read {path}: {error}") from error
-    if not isinstance(value, list):
-        raise InvalidRequest(f"{path} must hold a JSON list, not {type(value).__name__}")
+    if not isinstance(value, kind):
+        wanted = "list" if kind is list else "object"
+        raise InvalidRequest(f"{path} must hold a JSON {wanted}, not {type(value).__name__}")
     return value

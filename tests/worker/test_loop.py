@@ -27,6 +27,7 @@ from headwater.worker.engine.merged_runner import MergedRunner
 from headwater.worker.engine.runner import ModelRunner
 from headwater.worker.engine.sampler import SAMPLER_VERSION, Sampler
 from headwater.worker.engine.shared_kv.runner import SharedPrefixRunner
+from headwater.worker.grammars import Grammars
 from headwater.worker.job_opening import JobOpener
 from headwater.worker.loop import GenerationLoop
 from headwater.worker.messages import Claim
@@ -94,10 +95,18 @@ class Bench:
             SchedulerSettings(max_batch=4, footprint=Footprint(shares_prefix=runner.shares_prefix)),
         )
         self.engine = Engine(runner, Sampler(VOCABULARY_SIZE, ()))
+        vocabulary = Vocabulary(_tokenizer())
         self.loop = GenerationLoop(
             self.engine,
             self.scheduler,
-            JobOpener(Vocabulary(_tokenizer()), (), SAMPLER_VERSION, VOCABULARY_SIZE, self.family),
+            JobOpener(
+                vocabulary,
+                (),
+                SAMPLER_VERSION,
+                VOCABULARY_SIZE,
+                Grammars(vocabulary, VOCABULARY_SIZE, ()),
+                self.family,
+            ),
             ModelLimits("tiny", VOCABULARY_SIZE, 256, "sha256:tiny"),
             self.sink,
             self.metrics,

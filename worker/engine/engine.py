@@ -58,6 +58,11 @@ class PendingStep:
         self._is_read = False
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a next step can't be launched before this one is read."""
+        return any(row.constraint is not None for row in self.rows)
+
+    @property
     def failed_sequences(self) -> set[Sequence]:
         """Sequences that failed before anything was launched for them; their rows are gone."""
         return {failed.sequence for failed in self._failed}
@@ -193,6 +198,9 @@ class Engine:
             _start(state)
             return PendingStep((), None)
         together = _joined(logits)
+        if any(row.constraint is not None for row in rows):
+            # The device computes while the host finds out which tokens the grammars allow.
+            _start([together, *state])
         tokens = self._sampler.sample(together, rows, _joined(newest))
         logprobs = LogprobBlock.of(together, tokens, rows)
         _start([tokens, *state, *(logprobs.arrays if logprobs else ())])
@@ -271,6 +279,9 @@ def _count(prefill: Seq[ScheduledSequence], decode: Seq[Sequence], step: Pending
 def _no_token(sequence: Sequence, mark: int) -> Exception:
     if mark == NOT_FINITE:
         return NonFiniteLogits(f"logits of token {sequence.num_tokens} are not finite")
+    reason = sequence.constraint.error() if sequence.constraint else None
+    if reason is not None:
+        return JobRejected("bad_response_format", f"the response format failed: {reason}")
     return JobRejected(
         "no_token_allowed",
         f"every token is ruled out at output token {len(sequence.output_token_ids)}; ask for"

@@ -5,7 +5,7 @@ their cumulative weight passes the uniform number. Filters look at the distribut
 temperature 1 and the temperature comes last, as in mlx_lm.sample_utils, so each filter keeps
 a prefix of that order and the walk needs the head of it only. What changes the distribution
 comes before the filters: logit bias, repetition, presence and frequency penalty (mlx-lm's
-order), then the ids that are ruled out.
+order), then the ids that are ruled out, then the grammars' masks.
 """
 
 from collections.abc import Iterable
@@ -20,6 +20,7 @@ from ..sequence import Sequence
 from .adjust import Bans, Biases
 from .draws import stream_key, uniforms
 from .filters import Filters, choose, choose_among_all
+from .masks import GrammarMasks
 from .penalties import Penalties
 
 SAMPLER_VERSION: Final = 1
@@ -58,7 +59,7 @@ class Sampler:
         is_sound = mx.isfinite(mx.max(logits, axis=-1))
         indices = np.fromiter((row.num_output_tokens for row in rows), np.uint64, len(rows))
         logits = batch.adjust(logits, last_tokens)
-        allowed = batch.ban(logits, indices)
+        allowed = batch.masks.apply(batch.ban(logits, indices))
         tokens = mx.argmax(allowed, axis=-1).astype(mx.int32)
         if batch.filters is not None:
             drawn = _draw(allowed[batch.random_rows], batch.filters, batch.uniforms(indices))
@@ -92,6 +93,7 @@ class _BatchParameters:
         self._penalties = Penalties(rows, vocabulary_size)
         self._bad_ids = Bans([row.job.sampling.bad_token_ids for row in rows])
         self._min_tokens = np.array([row.job.min_tokens for row in rows], np.uint64)
+        self.masks = GrammarMasks(rows, vocabulary_size)
         self._ends = Bans([_end_ids(row, eos_token_ids) for row in rows])
 
     def uniforms(self, indices: npt.NDArray[np.uint64]) -> mx.array:

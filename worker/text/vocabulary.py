@@ -48,6 +48,11 @@ class Vocabulary:
         }
         """Those of them that add no text."""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what one token adds to a text; needs the table of pieces."""
+        assert self.pieces is not None
+        return to_bytes(self.pieces[token_id]) if token_id < len(self.pieces) else b""
+
     def shown_bytes(self, token_id: int) -> bytes:
         """Return the bytes of one token as they are shown to a reader: a special one by name."""
         piece = self.pieces[token_id] if self.pieces and token_id < len(self.pieces) else ""

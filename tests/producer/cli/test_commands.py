@@ -408,3 +408,46 @@ def test_a_url_that_is_none_is_one_line(run, url: str) -> None:
     assert outcome.code == 1
     assert "not a Redis URL" in outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_options_in_a_file_are_fields_of_the_job(
+    redis: Redis, model: TokenizerFiles, run, tmp_path: Path
+) -> None:
+    path = tmp_path / "options.json"
+    options = {
+        "logprobs": 2,
+        "sampling": {"presence_penalty": 0.5},
+        "response_format": {"type": "choice", "choices": ["a", "b"]},
+    }
+    path.write_bytes(orjson.dumps(options))
+    outcome = run(
+        "submit", "--model", "demo", "--prompt", "ab", "--top-k", "3", "--options", str(path)
+    )
+    value = submitted(redis, outcome.out.strip())
+
+    assert value["logprobs"] == 2
+    assert value["response_format"] == options["response_format"]
+    assert value["sampling"]["presence_penalty"] == 0.5
+    assert value["sampling"]["top_k"] == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[1]", "must hold a JSON object, not list"),
+        (b'{"logprobs": 21}', "logprobs: Input should be less than or equal to 20"),
+        (b'{"sampling": {"frequency_penalty": 3}}', "sampling.frequency_penalty"),
+        (b'{"response_format": {"type": "regex", "regex": "("}}', "unclosed group"),
+        (b'{"seed": 1}', "unknown field 'seed'"),
+    ],
+)
+def test_bad_options_are_named(
+    redis: Redis, model: TokenizerFiles, run, tmp_path: Path, content: bytes, message: str
+) -> None:
+    path = tmp_path / "options.json"
+    path.write_bytes(content)
+    outcome = run("submit", "--model", "demo", "--prompt", "ab", "--options", str(path))
+
+    assert outcome.code != 0
+    assert message in outcome.err
+    assert redis.keys("rq:job:*") == []

@@ -1,0 +1,140 @@
+"""Response formats that can't be enforced are refused before anything is sent."""
+
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from headwater.producer.client import Producer, SubmitSettings, new_job
+from headwater.producer.errors import InvalidRequest
+from headwater.producer.response_formats import check_response_format
+from headwater.schemas import ResponseFormat, SchemaError, limits
+from pydantic import TypeAdapter
+from redis import Redis
+
+FORMAT: TypeAdapter[ResponseFormat] = TypeAdapter(ResponseFormat)
+
+
+def schema(value: dict[str, Any]) -> ResponseFormat:
+    return FORMAT.validate_python({"type": "json_schema", "json_schema": value})
+
+
+def regex(value: str) -> ResponseFormat:
+    return FORMAT.validate_python({"type": "regex", "regex": value})
+
+
+def properties(num: int, value: Any = True) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{index}": value for index in range(num)}}
+
+
+GOOD = {
+    "object": schema(
+        {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/c"}},
+            "$defs": {"c": {"type": "array", "items": {"type": "string"}}},
+            "required": ["a"],
+        }
+    ),
+    "recursive": schema(
+        {"type": "object", "properties": {"next": {"$ref": "#"}}, "additionalProperties": False}
+    ),
+    "any object": FORMAT.validate_python({"type": "json_object"}),
+    "regex": regex(r"[A-Z]{2}-\d{3}(/x)?"),
+    "choice": FORMAT.validate_python({"type": "choice", "choices": ["yes", 'n"o', "é\n"]}),
+    "four hundred properties": schema(properties(400)),
+}
+
+BAD = {
+    "impossible range": (
+        schema({"type": "integer", "minimum": 5, "maximum": 3}),
+        r"minimum \(5\) is greater than maximum \(3\)",
+    ),
+    "contradiction": (schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "incompatible"),
+    "itself": (schema({"$ref": "#"}), "no text satisfies it"),
+    "not enforced": (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+    "not enforced, silently": (
+        schema({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}),
+        "uniqueItems",
+    ),
+    "overlapping oneOf": (schema({"oneOf": [{"type": "object"}, {"type": "object"}]}), "oneOf"),
+    "unknown type": (schema({"type": "strng"}), "strng"),
+    "far reference": (schema({"$ref": "https://example.org/x"}), "example.org"),
+    "open bracket": (regex("(a"), "unclosed group"),
+    "look-ahead": (regex("(?=a)b"), "look-around"),
+    "nothing matches": (regex(r"[^\x00-\x{10FFFF}]"), "no text satisfies it"),
+}
+
+HOSTILE = {
+    "thousands of properties": schema(properties(5000)),
+    "exponential combinations": schema(
+        {"allOf": [{"anyOf": [properties(2), properties(3)]} for _ in range(40)]}
+    ),
+    "nested repetitions": regex("((.*a.{100}){1,100}b){1,100}" * 20),
+    "many states": regex("a{90000}"),
+    "deep": regex("(" * 2000 + "a" + ")" * 2000),
+}
+
+
+@pytest.mark.parametrize("good", GOOD.values(), ids=GOOD)
+def test_what_can_be_enforced_is_accepted(good: ResponseFormat) -> None:
+    check_response_format(good)
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD.values(), ids=BAD)
+def test_what_cannot_be_enforced_is_refused_with_the_reason(
+    bad: ResponseFormat, reason: str
+) -> None:
+    for _ in range(2):  # the second answer is a remembered one
+        with pytest.raises(InvalidRequest, match=reason) as caught:
+            check_response_format(bad)
+        assert str(caught.value).startswith(f"response_format ({bad.type}) can't be enforced: ")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_format_is_judged_in_bounded_time(hostile: ResponseFormat) -> None:
+    # The time limit is the test: without limits of our own some of them take minutes.
+    with suppress(InvalidRequest):
+        check_response_format(hostile)
+
+
+@pytest.mark.parametrize("name", ["thousands of properties", "exponential combinations", "deep"])
+def test_what_is_too_large_to_enforce_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="can't be enforced"):
+        check_response_format(HOSTILE[name])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"type": "xml"}, "'json_schema', 'json_object', 'regex', 'choice'"),
+        ({"type": "json_schema", "json_schema": True}, "json_schema.json_schema: .*dictionary"),
+        (
+            {"type": "json_schema", "json_schema": {"description": "x" * 70_000}},
+            f"at most {limits.MAX_JSON_SCHEMA_BYTES}",
+        ),
+        ({"type": "regex", "regex": ""}, "at least 1 character"),
+        ({"type": "regex", "regex": "a" * 8193}, "at most 8192"),
+        ({"type": "choice", "choices": []}, "at least 1"),
+        ({"type": "choice", "choices": [""]}, "choices.0"),
+        ({"type": "choice", "choices": ["x" * 40_000]}, "40000 characters together"),
+        ({"type": "choice", "choices": ["x"] * 1025}, "1024"),
+    ],
+)
+def test_a_malformed_format_names_the_field(value: dict[str, Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        new_job("m", [1], max_tokens=4, response_format=value)
+
+
+@pytest.mark.parametrize("fields", [{"min_tokens": 2}, {"ignore_eos": True}])
+def test_what_would_write_past_the_format_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(SchemaError, match="give neither min_tokens"):
+        new_job("m", [1], max_tokens=4, response_format={"type": "json_object"}, **fields)
+
+
+def test_a_refused_format_never_reaches_the_server(redis: Redis) -> None:
+    producer = Producer(redis, SubmitSettings(check_model=False))
+    with pytest.raises(InvalidRequest, match="response_format"):
+        producer.submit(new_job("m", [1], max_tokens=4, response_format=BAD["itself"][0]))
+    assert redis.keys("rq:job:*") == []
