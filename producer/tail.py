@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
-from headwater.schemas import EntryId
+from headwater.schemas import EntryId, StreamEntry
 from redis import ConnectionPool, Redis
 from redis import asyncio as aioredis
 from redis.asyncio.retry import Retry as AsyncRetry
@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from .stream_reader import AttemptOpened, Ended, Output, Restart, TailItem
-from .tail_steps import Command, Pause, TailSettings, tail_steps
+from .tail_steps import Command, Pause, TailSettings, parse_xread, tail_steps
 
 __all__ = [
     "AttemptOpened",
@@ -24,6 +24,8 @@ __all__ = [
     "TailItem",
     "TailSettings",
     "atail",
+    "read_many",
+    "reading_client",
     "tail",
 ]
 
@@ -41,7 +43,7 @@ def tail(
     """
     settings = settings or TailSettings()
     steps = tail_steps(job_id, after, settings)
-    with _reading_client(redis, settings) as client:
+    with reading_client(redis, settings) as client:
         try:
             step = next(steps)
             while True:
@@ -92,7 +94,22 @@ async def atail(
             return
 
 
-def _reading_client(redis: Redis, settings: TailSettings) -> Any:
+def read_many(
+    client: Any, positions: Mapping[str, EntryId], settings: TailSettings
+) -> dict[str, list[StreamEntry]]:
+    """Return what stands in each stream after its position, by the streams' keys.
+
+    One read for all, with a client of reading_client's; waits for a moment where there is
+    nothing new. Raises RedisError, and SchemaError for entries that are none.
+    """
+    after = map(str, positions.values())
+    limits = ("COUNT", settings.batch, "BLOCK", settings.block_ms)
+    reply = client.execute_command("XREAD", *limits, "STREAMS", *positions, *after)
+    return parse_xread(reply)
+
+
+def reading_client(redis: Redis, settings: TailSettings) -> Any:
+    """Return a client of the same server for blocking reads, which retries nothing itself."""
     pool = redis.connection_pool
     options = _options(pool.connection_kwargs, settings) | {"retry": Retry(NoBackoff(), 0)}
     own = ConnectionPool(connection_class=pool.connection_class, max_connections=1, **options)

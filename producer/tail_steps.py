@@ -136,7 +136,7 @@ class _Tail:
             self._stream,
             str(self._reader.last_id),
         )
-        return _parse_xread(reply)
+        return parse_xread(reply).get(self._stream, [])
 
     def _check_state(self, idle_s: float) -> Generator[Step, Any, None]:
         rq_job = parse_rq_job((yield from self._call("HMGET", job_key(self._job_id), *RQ_FIELDS)))
@@ -213,13 +213,16 @@ def _missing_end(rq_job: RQJob | None, metadata: dict[str, Any]) -> End:
     )
 
 
-def _parse_xread(reply: Any) -> list[StreamEntry]:
-    # RESP2 gives a list of [stream, entries], RESP3 a map from stream to [entries].
+def parse_xread(reply: Any) -> dict[str, list[StreamEntry]]:
+    """Return the entries of each stream in XREAD's reply, by the streams' keys."""
     if not reply:
-        return []
-    if isinstance(reply, Mapping):
-        (batches,) = reply.values()
-        entries = batches[0] if len(batches) == 1 and isinstance(batches[0], list) else batches
-    else:
-        ((_, entries),) = reply
+        return {}
+    # RESP2 gives a list of [stream, entries], RESP3 a map from stream to [entries].
+    streams = reply.items() if isinstance(reply, Mapping) else reply
+    return {stream.decode(): _entries(batches) for stream, batches in streams}
+
+
+def _entries(batches: Any) -> list[StreamEntry]:
+    is_nested = len(batches) == 1 and isinstance(batches[0], list)
+    entries = batches[0] if is_nested else batches
     return [decode_entry(entry_id, fields) for entry_id, fields in entries]

@@ -170,7 +170,8 @@ class Worker:
         except RedisError as error:
             # The lease and RQ's record of us lapse by themselves.
             log.warning("left_without_a_word", error=str(error))
-        log.info("stopped", worker_id=self.worker_id)
+        generated_tokens = self._engine.loop.result().figures.num_generated_tokens
+        log.info("stopped", worker_id=self.worker_id, generated_tokens=generated_tokens)
         return 0 if is_closed else 1
 
     def _drain(self) -> None:

@@ -1,13 +1,12 @@
 """The bodies of the text routes, and the jobs that they ask for."""
 
-from typing import Any
+from typing import Any, Protocol
 
-from headwater.schemas import GenerationJob, Priority, SchemaError, StreamMode
+from headwater.schemas import GenerationJob, ModelCard, Priority, SchemaError, StreamMode
 from pydantic import BaseModel, ConfigDict, Field
 
 from ..client import new_job
 from ..errors import PromptTooLong
-from ..models import ModelDirectory
 from ..tokenization import Tokenizer
 from .api_keys import Caller
 from .errors import ApiError, of_schema
@@ -82,8 +81,20 @@ class ChatRequest(TextRequest):
         return room
 
 
+class Models(Protocol):
+    """What must be known of models: a ModelDirectory, or one model for a whole file."""
+
+    def card(self, alias: str, *, refresh: bool = False) -> ModelCard:
+        """Return the card behind *alias*; raises UnknownModel."""
+        ...
+
+    def tokenizer(self, alias: str) -> Tokenizer:
+        """Return the model's tokenizer."""
+        ...
+
+
 def jobs_of(
-    request: CompletionRequest | ChatRequest, models: ModelDirectory, caller: Caller
+    request: CompletionRequest | ChatRequest, models: Models, caller: Caller
 ) -> list[GenerationJob]:
     """Return the jobs that *request* asks for, one a prompt. Reads the model's card anew.
 

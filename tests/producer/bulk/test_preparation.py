@@ -1,0 +1,34 @@
+import orjson
+from headwater.producer.bulk.lines import Line
+from headwater.producer.bulk.preparation import Preparation, prepare
+from headwater.producer.bulk.rows import RefusedRow
+
+
+def test_processes_give_the_same_rows_in_the_same_order_as_none(preparation: Preparation) -> None:
+    lines = [
+        Line(number, b"nonsense" if number % 7 == 0 else orjson.dumps({"prompt": f"row {number}"}))
+        for number in range(1, 1000)
+    ]
+
+    alone = list(prepare(iter(lines), preparation, 0))
+    together = list(prepare(iter(lines), preparation, 2))
+
+    def essence(row: object) -> object:
+        if isinstance(row, RefusedRow):
+            return row
+        # A job's id is made anew each time, and replaced when it is submitted.
+        return [job.prompt_token_ids for job in row.jobs], row.line, row.custom_id  # type: ignore[attr-defined]
+
+    assert list(map(essence, alone)) == list(map(essence, together))
+    assert [row.line for row in together] == [line.number for line in lines]
+
+
+def test_a_reader_who_leaves_early_finds_few_lines_read_ahead(preparation: Preparation) -> None:
+    lines = (Line(number, b'{"prompt":"a"}') for number in range(1, 100_000))
+
+    rows = prepare(lines, preparation, 1)
+    first = next(rows)
+    rows.close()  # type: ignore[attr-defined]
+
+    assert first.line == 1
+    assert next(lines).number < 10_000
