@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from . import batch_scenarios, budget, chat_scenarios, decode, detok, overhead, scheduler
+from . import batch_scenarios, budget, bulk, chat_scenarios, decode, detok, overhead, scheduler
 from .scenario import Scenario
 
 _ALL: tuple[Scenario[Any], ...] = (
@@ -18,5 +18,6 @@ _ALL: tuple[Scenario[Any], ...] = (
     chat_scenarios.MIXED,
     decode.SCENARIO,
     budget.SCENARIO,
+    bulk.SCENARIO,
 )
 SCENARIOS: Mapping[str, Scenario[Any]] = {scenario.name: scenario for scenario in _ALL}
