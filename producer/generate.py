@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 from headwater.schemas import Finished, Usage
@@ -30,7 +30,8 @@ Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or chat messages."""
 
 
-class Generation(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Generation:
     """What one prompt came to."""
 
     index: int

@@ -207,7 +207,11 @@ def _num_processes(order: BulkOrder, path: Path) -> int:
 
 
 def _spool(path: Path) -> Path:
-    """Keep what comes from standard input: a run that goes on reads it again."""
+    """Keep what comes from standard input; a run that goes on may leave it out."""
+    if sys.stdin.isatty():
+        if path.exists():
+            return path
+        raise InvalidRequest("standard input is a terminal: give a file, or pipe rows in")
     new = path.with_suffix(".new")
     with new.open("wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file, _BLOCK)

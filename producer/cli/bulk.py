@@ -105,6 +105,8 @@ def bulk(
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "stop": stop}
     if output is None and not dry_run:
         raise typer.BadParameter("give OUTPUT, or --dry-run")
+    if redis is not None and (workers > 1 or max_batch is not None):
+        raise typer.BadParameter("--workers and --max-batch are for workers of its own")
     target = output or Path("-")
     order = BulkOrder(
         source=None if source == "-" else Path(source),

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def test_killed_with_a_worker_elsewhere_no_row_is_run_twice(
     undisturbed = (num_rows - 1) * NEW_TOKENS
     generated = generated_by([line.encode() for line in worker.log])
     assert undisturbed <= generated <= 1.02 * undisturbed
-    _check_nothing_is_left(producer.redis)
+    _check_what_is_left_expires(producer.redis)
 
 
 @pytest.mark.parametrize(("num_rows", "num_kills"), SIZES)
@@ -205,7 +205,7 @@ def test_interrupted_twice_it_leaves_at_once_and_goes_on_later(model: Path, tmp_
     bulk.check_each_row_once(200)
 
 
-def _check_nothing_is_left(redis: Redis) -> None:
-    left: Callable[[str], list[bytes]] = lambda pattern: list(redis.scan_iter(pattern))  # noqa: E731
-    assert left("headwater:events:*") == []
-    assert left("rq:job:*") == []
+def _check_what_is_left_expires(redis: Redis) -> None:
+    # Killed between its file and the server, a run leaves what expires by itself.
+    for pattern in ("headwater:events:*", "headwater:attempt:*", "rq:job:*"):
+        assert all(redis.ttl(key) > 0 for key in redis.scan_iter(pattern))

@@ -88,7 +88,7 @@ class _Files:
                 max_tokens=self.settings.new_tokens,
                 return_token_ids=True,
             )
-            token_ids += reply.token_ids
+            token_ids += reply.token_ids or []
         wall_s = time.perf_counter() - started
         self.texts["peer"] = [tokenizer.decode(ids) for ids in token_ids]
         num_prompt_tokens = sum(map(len, prompts))
