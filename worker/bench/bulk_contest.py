@@ -5,9 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 from mlx_lm.generate import batch_generate
@@ -22,48 +20,47 @@ from .sides import Lab
 _WORDS = ("river", "spring", "rain", "mill", "bridge", "boat", "stone", "reed", "bank", "delta")
 
 
-@dataclass
-class _Files:
-    """The rows, and the texts that each side made of them."""
+class _Sides:
+    """The file's rows, and the texts that each side made of them."""
 
-    settings: BulkSettings
-    loaded: LoadedModel
-    folder: Path
-
-    def __post_init__(self) -> None:
-        self.rows = self.folder / "rows.jsonl"
-        self.texts: dict[str, list[str]] = {}
+    def __init__(self, settings: BulkSettings, loaded: LoadedModel) -> None:
+        self._settings = settings
+        self._loaded = loaded
+        self._texts: dict[str, list[str]] = {}
         system = self._system_prompt()
         rows = [
             {
                 "prompt": f"{system}\nVisitor {index}: where is the {_WORDS[index % 10]}?\nGuide:",
-                "max_tokens": self.settings.new_tokens,
+                "max_tokens": settings.new_tokens,
             }
-            for index in range(self.settings.rows)
+            for index in range(settings.rows)
         ]
-        self.rows.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+        self._file = b"".join(orjson.dumps(row) + b"\n" for row in rows)
 
     def _system_prompt(self) -> str:
         dice = random.Random(0)  # noqa: S311 - the same text in every run
         words: list[str] = []
-        while len(self.loaded.tokenizer.encode(" ".join(words)).ids) < self.settings.shared_tokens:
+        tokenizer = self._loaded.tokenizer
+        while len(tokenizer.encode(" ".join(words)).ids) < self._settings.shared_tokens:
             words.append(dice.choice(_WORDS))
         return " ".join(words)
 
     def run_ours(self) -> Figures:
         """Run the command: the start of its server and the load of its model included."""
-        output = self.folder / "out.jsonl"
-        command = [sys.executable, "-m", "headwater.producer.cli", "bulk", str(self.rows)]
-        options = ["--model", self.settings.model, "--json", "--force", "--ordered"]
-        started = time.perf_counter()
-        done = subprocess.run(  # noqa: S603 - our own command
-            [*command, str(output), *options], capture_output=True, check=False
-        )
-        wall_s = time.perf_counter() - started
-        if done.returncode:
-            raise BenchError(f"headwater bulk failed: {done.stderr.decode().strip()}")
-        rows = map(orjson.loads, output.read_bytes().splitlines())
-        self.texts["ours"] = [row["response"]["body"]["choices"][0]["text"] for row in rows]
+        with tempfile.TemporaryDirectory(prefix="headwater-bench-") as folder:
+            source, output = Path(folder) / "rows.jsonl", Path(folder) / "out.jsonl"
+            source.write_bytes(self._file)
+            command = [sys.executable, "-m", "headwater.producer.cli", "bulk", str(source)]
+            options = ["--model", self._settings.model, "--json", "--ordered"]
+            started = time.perf_counter()
+            done = subprocess.run(  # noqa: S603 - our own command
+                [*command, str(output), *options], capture_output=True, check=False
+            )
+            wall_s = time.perf_counter() - started
+            if done.returncode:
+                raise BenchError(f"headwater bulk failed: {done.stderr.decode().strip()}")
+            rows = list(map(orjson.loads, output.read_bytes().splitlines()))
+        self._texts["ours"] = [row["response"]["body"]["choices"][0]["text"] for row in rows]
         summary = orjson.loads(done.stdout)
         return {
             "wall_s": wall_s,
@@ -76,33 +73,32 @@ class _Files:
     def run_peer(self) -> Figures:
         """Run the loop: its model is loaded already."""
         started = time.perf_counter()
-        rows = [orjson.loads(line) for line in self.rows.read_bytes().splitlines()]
-        tokenizer = self.loaded.tokenizer
+        tokenizer = self._loaded.tokenizer
+        rows = map(orjson.loads, self._file.splitlines())
         prompts = [tokenizer.encode(row["prompt"]).ids for row in rows]
         token_ids: list[list[int]] = []
-        for start in range(0, len(prompts), self.settings.peer_batch):
+        for start in range(0, len(prompts), self._settings.peer_batch):
             reply = batch_generate(
-                self.loaded.model,
-                _PeerTokenizer(self.loaded),
-                prompts[start : start + self.settings.peer_batch],
-                max_tokens=self.settings.new_tokens,
+                self._loaded.model,
+                _PeerTokenizer(self._loaded),
+                prompts[start : start + self._settings.peer_batch],
+                max_tokens=self._settings.new_tokens,
                 return_token_ids=True,
             )
             token_ids += reply.token_ids or []
         wall_s = time.perf_counter() - started
-        self.texts["peer"] = [tokenizer.decode(ids) for ids in token_ids]
-        num_prompt_tokens = sum(map(len, prompts))
+        self._texts["peer"] = [tokenizer.decode(ids) for ids in token_ids]
         return {
             "wall_s": wall_s,
             "rows_wall_s": wall_s,
-            "prompt_tokens": num_prompt_tokens,
+            "prompt_tokens": sum(map(len, prompts)),
             "generated_tokens": sum(map(len, token_ids)),
             "reused_share": 0.0,
         }
 
     def ratio(self, ours: Figures, peer: Figures) -> Figures:
         """Return what a reader compares first."""
-        pairs = list(zip(self.texts["ours"], self.texts["peer"], strict=True))
+        pairs = list(zip(self._texts["ours"], self._texts["peer"], strict=True))
         return {
             "speedup": peer["wall_s"] / ours["wall_s"],
             "speedup_without_start": peer["wall_s"] / ours["rows_wall_s"],
@@ -122,15 +118,7 @@ class _PeerTokenizer:
 
 
 def prepare(settings: BulkSettings) -> Contest:
-    """Write the file, and load the peer's model."""
-    lab = Lab(settings.model)
-    folder: Any = tempfile.TemporaryDirectory(prefix="headwater-bench-")
-    files = _Files(settings, lab.loaded, Path(folder.name))
-
-    def ours() -> Figures:
-        # The folder lives as long as this function does.
-        assert folder
-        return files.run_ours()
-
-    peer = Peer("mlx-lm batch_generate in a loop", version("mlx-lm") or "", files.run_peer)
-    return Contest(ours, (peer,), files.ratio)
+    """Make the file's rows, and load the peer's model."""
+    sides = _Sides(settings, Lab(settings.model).loaded)
+    peer = Peer("mlx-lm batch_generate in a loop", version("mlx-lm") or "", sides.run_peer)
+    return Contest(sides.run_ours, (peer,), sides.ratio)
