@@ -28,6 +28,18 @@ def submit(
     tokens: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Token ids, a JSON list.")
     ] = None,
+    tools: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --messages: tools on offer, a JSON list."),
+    ] = None,
+    template_options: Annotated[
+        str | None,
+        typer.Option(metavar="JSON", help="With --messages: what else the chat template reads."),
+    ] = None,
+    continue_final_message: Annotated[
+        bool,
+        typer.Option("--continue-final-message", help="Write on where the last message ends."),
+    ] = False,
     max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
@@ -70,12 +82,18 @@ def submit(
     given = [form for form in (prompt, messages, tokens) if form is not None]
     if len(given) != 1:
         raise typer.BadParameter("give exactly one of --prompt, --messages and --tokens")
+    offered = _read_json(tools, list) if tools is not None else None
+    chat = _chat_options(offered, template_options, continue_final_message)
+    if chat and messages is None:
+        raise typer.BadParameter(
+            "--tools, --template-options and --continue-final-message go with --messages"
+        )
     producer = Producer(redis)
     if tokens is not None:
         token_ids, fingerprint = _read_json(tokens, list), None
     else:
         content = _read_json(messages, list) if messages is not None else (prompt or "")
-        token_ids, fingerprint = _tokenize(producer, model, tokenizer, content)
+        token_ids, fingerprint = _tokenize(producer, model, tokenizer, content, chat)
     fields = {
         "sampling": {
             "temperature": temperature,
@@ -89,6 +107,7 @@ def submit(
         "stop": tuple(stop or ()),
         "priority": priority,
         "namespace": namespace,
+        "tools": tuple(offered or ()),
         "tokenizer_fingerprint": fingerprint,
     }
     if options is not None:
@@ -106,9 +125,16 @@ def submit(
 
 
 def _tokenize(
-    producer: "Producer", model: str, directory: Path | None, content: str | list[Any]
+    producer: "Producer",
+    model: str,
+    directory: Path | None,
+    content: str | list[Any],
+    chat: dict[str, Any],
 ) -> tuple[list[int], str]:
-    """Return the token ids of a text or of chat messages, and the tokenizer's fingerprint."""
+    """Return the token ids of a text or of chat messages, and the tokenizer's fingerprint.
+
+    *chat* are encode_chat's options.
+    """
     from ..tokenization import Tokenizer
 
     if directory is None:
@@ -117,7 +143,29 @@ def _tokenize(
         tokenizer = Tokenizer.from_directory(directory)
     if isinstance(content, str):
         return tokenizer.encode(content), tokenizer.fingerprint
-    return tokenizer.encode_chat(content), tokenizer.fingerprint
+    try:
+        return tokenizer.encode_chat(content, **chat), tokenizer.fingerprint
+    except TypeError as error:
+        # A template option named like a parameter of ours.
+        raise typer.BadParameter(f"--template-options: {error}") from error
+
+
+def _chat_options(
+    tools: list[Any] | None, template_options: str | None, continue_final_message: bool
+) -> dict[str, Any]:
+    chat: dict[str, Any] = {}
+    if template_options is not None:
+        try:
+            chat = orjson.loads(template_options)
+        except orjson.JSONDecodeError as error:
+            raise typer.BadParameter(f"--template-options is no JSON: {error}") from error
+        if not isinstance(chat, dict):
+            raise typer.BadParameter('--template-options must be an object: {"name": value}')
+    if tools is not None:
+        chat["tools"] = tools
+    if continue_final_message:
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    return chat
 
 
 def _merged(fields: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
