@@ -65,12 +65,15 @@ def fit_to_card(job: GenerationJob, card: ModelCard) -> GenerationJob:
     Raises InvalidRequest for token ids outside the vocabulary or another tokenizer, and
     PromptTooLong.
     """
-    num_prompt = len(job.prompt_token_ids)
-    if num_prompt + job.max_tokens > card.context_length:
+    if job.num_tokens_at_most > card.context_length:
+        num_prompt = len(job.prompt_token_ids)
+        rest = "the longest continuation" if job.continuations else f"max_tokens ({job.max_tokens})"
         raise PromptTooLong(
-            f"prompt ({num_prompt} tokens) + max_tokens ({job.max_tokens}) is over the context of"
+            f"prompt ({num_prompt} tokens) + {rest} is over the context of"
             f" model {job.model!r} ({card.context_length} tokens)"
         )
+    for index, continuation in enumerate(job.continuations):
+        _check_vocabulary(f"continuations[{index}]", continuation, card)
     _check_vocabulary("prompt_token_ids", job.prompt_token_ids, card)
     _check_vocabulary("stop_token_ids", job.stop_token_ids, card)
     _check_vocabulary("sampling.bad_token_ids", job.sampling.bad_token_ids, card)

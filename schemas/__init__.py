@@ -34,6 +34,7 @@ from .events import (
     encode_fields,
 )
 from .job import SCHEMA_VERSION, GenerationJob, Priority, SamplingParams, StreamMode
+from .kinds import Embedding, JobKind, Pooling, Score
 from .model_card import ModelCard
 from .response_format import (
     ChoiceFormat,
@@ -56,6 +57,7 @@ __all__ = [
     "ChoiceFormat",
     "Delta",
     "DeltaPart",
+    "Embedding",
     "End",
     "EntryId",
     "Event",
@@ -66,10 +68,12 @@ __all__ = [
     "Finished",
     "GenerationJob",
     "HeadwaterError",
+    "JobKind",
     "JsonObjectFormat",
     "JsonSchemaFormat",
     "ModelCard",
     "OrjsonSerializer",
+    "Pooling",
     "PositionLogprobs",
     "Priority",
     "RegexFormat",
@@ -79,6 +83,7 @@ __all__ = [
     "Resumed",
     "SamplingParams",
     "SchemaError",
+    "Score",
     "Started",
     "StreamEntry",
     "StreamMode",

@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from .base import WireModel, describe
 from .errors import SchemaError
 from .job import TokenId
+from .kinds import Embedding, Score
 
 
 class Channel(StrEnum):
@@ -212,10 +213,15 @@ class _End(WireModel):
 
 
 class Finished(_End):
-    """Every choice ended."""
+    """Every choice ended, or what was asked for is computed."""
 
     type: Literal["finished"] = "finished"
-    choices: tuple[ChoiceEnd, ...]
+    choices: tuple[ChoiceEnd, ...] = ()
+    """Of a job that generates."""
+    scores: tuple[Score, ...] = ()
+    """Of a job of kind "score", in the order of its continuations."""
+    embedding: Embedding | None = None
+    """Of a job of kind "embedding"."""
     usage: Usage
     timings: Timings
 

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints, ValidationInfo, field_validator, 
 
 from . import limits
 from .base import WireModel
+from .kinds import JobKind, Pooling
 from .response_format import ResponseFormat
 
 SCHEMA_VERSION: Final = 1
@@ -23,6 +24,9 @@ JobId = Annotated[
     StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=limits.MAX_JOB_ID_CHARS),
 ]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_TOKEN_ID)]
+Continuation = Annotated[
+    tuple[TokenId, ...], Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS)
+]
 StopString = Annotated[
     str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_STRING_CHARS)
 ]
@@ -83,13 +87,36 @@ class SamplingParams(WireModel):
     """Choices: independent texts of one prompt, which is computed once."""
 
 
+_OF_GENERATIONS_ONLY: Final = (
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str",
+    "logprobs",
+    "response_format",
+    "tools",
+)
+
+
 class GenerationJob(WireModel):
-    """One request for text, as it lies in the queue."""
+    """One request, as it lies in the queue: for text, unless *kind* says otherwise.
+
+    Jobs of other kinds compute the prompt only; they have max_tokens 1 and nothing of what
+    concerns new tokens.
+    """
 
     schema_version: Literal[1] = SCHEMA_VERSION
     job_id: JobId
     model: Name
+    kind: JobKind = JobKind.GENERATE
     prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS)
+    continuations: tuple[Continuation, ...] = Field(default=(), max_length=limits.MAX_CONTINUATIONS)
+    """For kind "score": the texts whose likelihood after the prompt is asked for."""
+    pooling: Pooling = Pooling.LAST
+    """For kind "embedding"."""
+    normalize: bool = True
+    """For kind "embedding": whether the vector is scaled to length 1."""
     sampling: SamplingParams = SamplingParams()
     max_tokens: int = Field(ge=1, le=limits.MAX_NEW_TOKENS, strict=True)
     min_tokens: int = Field(default=0, ge=0, le=limits.MAX_NEW_TOKENS, strict=True)
@@ -146,6 +173,26 @@ class GenerationJob(WireModel):
         if size > most:
             raise ValueError(f"is {size} bytes as JSON; at most {most}")
         return value
+
+    @property
+    def num_tokens_at_most(self) -> int:
+        """Tokens that the longest of its sequences may come to."""
+        longest = max(map(len, self.continuations), default=0)
+        return len(self.prompt_token_ids) + max(self.max_tokens, longest)
+
+    @model_validator(mode="after")
+    def _kind_fits(self) -> Self:
+        if (self.kind is JobKind.SCORE) != bool(self.continuations):
+            raise ValueError('continuations are what kind "score" takes, one at least')
+        if self.kind is JobKind.GENERATE:
+            return self
+        if self.max_tokens != 1 or self.sampling.n != 1:
+            raise ValueError(f'kind "{self.kind}" generates nothing: max_tokens and n must be 1')
+        fields = type(self).model_fields
+        for name in _OF_GENERATIONS_ONLY:
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f'{name} means nothing to kind "{self.kind}": leave it out')
+        return self
 
     @model_validator(mode="after")
     def _format_decides_on_the_end(self) -> Self:

@@ -10,6 +10,9 @@ MAX_TOKEN_ID = 2**31 - 1
 MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
 
+MAX_CONTINUATIONS = 1024
+"""Of a scoring job: each is a sequence of its own."""
+
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_CHARS = 8192

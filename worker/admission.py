@@ -1,8 +1,9 @@
 """What a job must satisfy to run on this worker's model; the producer checked it too."""
 
+from itertools import chain
 from typing import NamedTuple
 
-from headwater.schemas import GenerationJob
+from headwater.schemas import GenerationJob, JobKind
 
 from .errors import JobRejected
 
@@ -30,19 +31,31 @@ def check(job: GenerationJob, model: ModelLimits) -> None:
         )
     _check_token_ids("prompt_token_ids", max(job.prompt_token_ids), model)
     for field, token_ids in (
+        ("continuations", tuple(chain.from_iterable(job.continuations))),
         ("stop_token_ids", job.stop_token_ids),
         ("sampling.bad_token_ids", job.sampling.bad_token_ids),
         ("sampling.logit_bias", tuple(job.sampling.logit_bias)),
     ):
         if token_ids:
             _check_token_ids(field, max(token_ids), model)
+    _check_context(job, model)
+
+
+def _check_context(job: GenerationJob, model: ModelLimits) -> None:
+    if job.num_tokens_at_most <= model.context_length:
+        return
     num_prompt_tokens = len(job.prompt_token_ids)
-    if num_prompt_tokens + job.max_tokens > model.context_length:
+    if job.kind is JobKind.SCORE:
         raise JobRejected(
             "context_length_exceeded",
-            f"{num_prompt_tokens} prompt tokens + max_tokens {job.max_tokens} exceed the model's"
-            f" context of {model.context_length}; shorten the prompt or lower max_tokens",
+            f"{num_prompt_tokens} prompt tokens and the longest continuation exceed the model's"
+            f" context of {model.context_length}; shorten either",
         )
+    raise JobRejected(
+        "context_length_exceeded",
+        f"{num_prompt_tokens} prompt tokens + max_tokens {job.max_tokens} exceed the model's"
+        f" context of {model.context_length}; shorten the prompt or lower max_tokens",
+    )
 
 
 def _check_token_ids(field: str, largest: int, model: ModelLimits) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
-from headwater.schemas import GenerationJob
+from headwater.schemas import GenerationJob, Pooling
 
 
 class SequenceStatus(Enum):
@@ -32,6 +32,18 @@ class TokenConstraint(Protocol):
     def error(self) -> str | None:
         """Return why the output can't go on, if it can't."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """What is read off a prompt's forward where nothing is generated behind it."""
+
+    first_position: int
+    """The prompt's positions before this one may come from a cache."""
+    targets: tuple[int, ...] = ()
+    """For scores: the tokens that come after each position from *first_position* on."""
+    pooling: Pooling | None = None
+    """For embeddings."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +76,8 @@ class Sequence:
     """On the scheduler's clock."""
     constraint: TokenConstraint | None = None
     """For a job with a response format. Its tokens must be read before the next is sampled."""
+    readout: Readout | None = None
+    """For a job that generates nothing: the sequence ends with its prompt."""
     runs_alone: bool = False
     """After a strike: no other row beside it until its first new token."""
     status: SequenceStatus = SequenceStatus.WAITING
@@ -99,6 +113,12 @@ class Sequence:
     def num_remaining_tokens(self) -> int:
         """Tokens that max_tokens still allows to be sampled."""
         return self.job.max_tokens - self.num_output_tokens
+
+    @property
+    def max_reused_tokens(self) -> int:
+        """Tokens that a cache may stand in for; the last known one is computed in any case."""
+        most = self.num_known_tokens - 1
+        return most if self.readout is None else min(most, self.readout.first_position)
 
     @property
     def is_finished(self) -> bool:

@@ -91,10 +91,11 @@ class Leaders:
         ]
 
     def _shared_length(self, leader: Placement, taker: Placement) -> int:
-        """Tokens of *leader* that *taker* can use, which has to compute its last one."""
+        """Tokens of *leader* that *taker* can use."""
         if leader.root_key != taker.root_key:
             return 0
-        return min(shared_length(leader.tokens, taker.tokens), len(taker.tokens) - 1)
+        most = taker.sequence.max_reused_tokens
+        return min(shared_length(leader.tokens, taker.tokens), most)
 
     def _can_commit(self, leader: Placement, end: int) -> bool:
         # A row's state is only there at the moment when it stands at its end.

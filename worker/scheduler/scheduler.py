@@ -185,7 +185,8 @@ class Scheduler(Generic[S]):
         if placement.is_solo:
             self._clear_for(placement.sequence, plan)
         tokens = placement.tokens
-        match = self._cache.match(placement.root_key, tokens, len(tokens) - 1)
+        most = placement.sequence.max_reused_tokens
+        match = self._cache.match(placement.root_key, tokens, most)
         shared = self._leaders.find(placement, match.num_tokens)
         if shared is not None:
             self._leaders.park(placement, shared)
@@ -212,9 +213,9 @@ class Scheduler(Generic[S]):
         wanted: list[tuple[Placement, int]] = []
         for placement in self._rows:
             sequence = placement.sequence
-            if sequence.num_remaining_tokens <= 0:
-                continue  # Its last token is on its way back.
-            if sequence.num_pending_tokens == 1:
+            if sequence.num_remaining_tokens <= 0 or sequence.num_pending_tokens == 0:
+                continue  # Its last token, or what was read off its prompt, is on its way back.
+            if sequence.num_pending_tokens == 1 and sequence.readout is None:
                 plan.decode.append(sequence)
                 plan.commits += self._rows.due(placement, 1)
             else:
