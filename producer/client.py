@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
 
-from headwater.schemas import EntryId, GenerationJob, ModelCard, keys, limits
+from headwater.schemas import EntryId, GenerationJob, JobKind, ModelCard, keys, limits
 from redis import Redis
 from redis.exceptions import WatchError
 
@@ -34,6 +34,28 @@ def new_job(model: str, prompt_token_ids: Sequence[int], **fields: Any) -> Gener
     return GenerationJob.parse(
         {"model": model, "prompt_token_ids": tuple(prompt_token_ids), **values}
     )
+
+
+def new_score_job(
+    model: str,
+    prompt_token_ids: Sequence[int],
+    continuations: Iterable[Sequence[int]],
+    **fields: Any,
+) -> GenerationJob:
+    """Return a job that asks how likely each continuation (token ids) of the prompt is.
+
+    Its end holds `scores`. Raises SchemaError that names each wrong field.
+    """
+    values = {"kind": JobKind.SCORE, "continuations": tuple(map(tuple, continuations)), **fields}
+    return new_job(model, prompt_token_ids, max_tokens=1, **values)
+
+
+def new_embedding_job(model: str, prompt_token_ids: Sequence[int], **fields: Any) -> GenerationJob:
+    """Return a job that asks for the prompt as a vector; its end holds `embedding`.
+
+    *fields* may say `pooling` and `normalize`. Raises SchemaError that names each wrong field.
+    """
+    return new_job(model, prompt_token_ids, max_tokens=1, kind=JobKind.EMBEDDING, **fields)
 
 
 @dataclass(frozen=True, slots=True)

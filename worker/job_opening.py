@@ -3,11 +3,12 @@
 from collections.abc import Collection
 from typing import NamedTuple
 
-from headwater.schemas import DeltaPart, StreamMode
+from headwater.schemas import DeltaPart, JobKind, StreamMode
 
 from .channel_family import ChannelFamily
 from .grammars import Grammars
 from .messages import Claim
+from .readouts import readout_sequences
 from .sequence import Sequence
 from .text import LogprobLog, SequenceText, TextDiverged, Vocabulary
 
@@ -48,6 +49,8 @@ class JobOpener:
 
         Raises JobRejected for a response format that can't be enforced.
         """
+        if claim.job.kind is not JobKind.GENERATE:
+            return self._read_off(claim)
         if not claim.history:
             return self._fresh(claim, None)
         if any(max(part.token_ids, default=0) >= self._vocab_size for part in claim.history):
@@ -61,6 +64,12 @@ class JobOpener:
         if any(_breaks_format(sequence) for sequence in opened.sequences):
             return self._fresh(claim, "the published tokens do not keep to the response format")
         return opened
+
+    def _read_off(self, claim: Claim) -> Opened:
+        sequences = readout_sequences(claim)
+        # They stay empty.
+        texts = [SequenceText(self._vocabulary, each.job) for each in sequences]
+        return Opened(sequences, texts, [None] * len(sequences), None)
 
     def _draws_differ(self, claim: Claim) -> bool:
         # Greedy rows draw nothing.

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from headwater.schemas import (
     ChoiceEnd,
     DeltaPart,
+    Embedding,
     Finished,
     FinishReason,
     GenerationJob,
+    JobKind,
+    Score,
     StreamMode,
     Timings,
     Usage,
 )
 
 from .messages import Claim
-from .sequence import Sequence
+from .sequence import Reading, Sequence
 from .text import LogprobLog, SequenceText
 
 
@@ -27,6 +30,8 @@ class Choice:
     text: SequenceText
     logprobs: LogprobLog | None = None
     """For a job that asks for them."""
+    reading: Reading | None = None
+    """For a job that generates nothing."""
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
 
@@ -89,11 +94,14 @@ class JobRun:
     def finished(self, now: float) -> Finished:
         """Return the end of a job whose choices have all ended; *now* is on the loop's clock."""
         first = self.first_token_s
+        generates = self.job.kind is JobKind.GENERATE
         return Finished(
-            choices=tuple(self._choice_end(choice) for choice in self.choices),
+            choices=tuple(self._choice_end(choice) for choice in self.choices if generates),
+            scores=self._scores(),
+            embedding=self._embedding(),
             usage=Usage(
                 prompt_tokens=len(self.job.prompt_token_ids),
-                completion_tokens=sum(len(c.sequence.output_token_ids) for c in self.choices),
+                completion_tokens=sum(self._num_new_tokens(choice) for choice in self.choices),
                 cached_tokens=self.num_cached_tokens,
                 reasoning_tokens=sum(c.text.num_reasoning_tokens for c in self.choices),
             ),
@@ -104,6 +112,27 @@ class JobRun:
             ),
             metadata=self.job.metadata,
         )
+
+    def _num_new_tokens(self, choice: Choice) -> int:
+        if self.job.continuations:
+            return len(self.job.continuations[choice.sequence.choice])
+        return len(choice.sequence.output_token_ids)
+
+    def _scores(self) -> tuple[Score, ...]:
+        readings = ((c.sequence.choice, c.reading) for c in self.choices)
+        return tuple(
+            Score(
+                continuation=number,
+                logprobs=reading.logprobs,
+                is_greedy=reading.is_greedy,
+            )
+            for number, reading in readings
+            if reading is not None and reading.logprobs
+        )
+
+    def _embedding(self) -> Embedding | None:
+        vectors = (choice.reading.vector for choice in self.choices if choice.reading)
+        return next((Embedding.of(vector) for vector in vectors if vector), None)
 
     def _choice_end(self, choice: Choice) -> ChoiceEnd:
         if choice.finish_reason is None:

@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import structlog
-from headwater.schemas import Cancelled, DeltaPart, End, Failed
+from headwater.schemas import (
+    Cancelled,
+    DeltaPart,
+    End,
+    Failed,
+    FinishReason,
+    GenerationJob,
+    JobKind,
+)
 
 from .admission import ModelLimits, check
 from .engine.engine import Engine, FailedRow, PendingStep
@@ -17,7 +25,7 @@ from .job_run import Choice, JobRun
 from .messages import Claim
 from .metrics import WorkerMetrics
 from .scheduler import Commit, Scheduler
-from .sequence import Sequence, TokenOutput
+from .sequence import Reading, Sequence, TokenOutput
 from .text import Stop
 
 log = structlog.get_logger()
@@ -109,6 +117,7 @@ class GenerationLoop:
         """Take a job in; one that can't run here ends as failed at once."""
         try:
             check(claim.job, self._limits)
+            self._check_kind(claim.job)
             if claim.is_overdue:
                 # Not opened: the text that its last attempt let out as it ended stays valid.
                 raise _overdue(claim)
@@ -118,6 +127,12 @@ class GenerationLoop:
             self._send_end(claim.job_id, _failed(claim, error))
             return
         self._open(claim, opened)
+
+    def _check_kind(self, job: GenerationJob) -> None:
+        if job.kind is JobKind.EMBEDDING and not self._engine.can_embed:
+            raise JobRejected(
+                "unsupported_kind", f"model {job.model!r} does not show what it computes: no vector"
+            )
 
     def cancel(self, job_id: str) -> None:
         """End a job as cancelled, with the text it has; unknown ids are ignored."""
@@ -199,11 +214,9 @@ class GenerationLoop:
         self.figures.stepped(len(result.outputs), now, seconds)
         for failed in result.failed:
             self._fail_row(failed)
-        touched: dict[JobRun, None] = {}
-        for output in result.outputs:
-            run = self._take_token(output, now)
-            if run is not None:
-                touched[run] = None
+        taken = [self._take_token(output, now) for output in result.outputs]
+        taken += [self._take_reading(reading, now) for reading in result.readings]
+        touched = dict.fromkeys(run for run in taken if run is not None)
         for run in touched:
             self._after_tokens(run, now)
 
@@ -219,6 +232,17 @@ class GenerationLoop:
         stop = choice.text.push(output.token_id)
         if stop is not None:
             self._end_choice(choice, stop)
+        return run
+
+    def _take_reading(self, reading: Reading, now: float) -> JobRun | None:
+        """Give what was read off a prompt to its choice; None when nobody waits for it."""
+        known = self._choices.get(reading.sequence)
+        if known is None:
+            return None
+        run, choice = known
+        self.figures.token(run, choice.sequence, now)
+        choice.reading = reading
+        self._end_choice(choice, Stop(FinishReason.STOP))
         return run
 
     def _after_tokens(self, run: JobRun, now: float) -> None:

@@ -161,3 +161,16 @@ class TokenOutput(NamedTuple):
     token_id: int
     logprobs: TokenLogprobs | None = None
     """For a job that asks for them."""
+
+
+class Reading(NamedTuple):
+    """What was read off the prompt of a sequence with a readout."""
+
+    sequence: Sequence
+    logprobs: tuple[float, ...] = ()
+    """Of each target."""
+    is_greedy: bool = False
+    """Whether each target is the likeliest token at its place."""
+    vector: bytes = b""
+    """An embedding, little-endian float32."""
+    is_finite: bool = True

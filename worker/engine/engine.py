@@ -7,8 +7,9 @@ from typing import Final, NamedTuple
 import mlx.core as mx
 
 from ..errors import EngineUnsound, JobRejected, WorkerError
-from ..sequence import ScheduledSequence, Sequence, TokenOutput
+from ..sequence import Reading, ScheduledSequence, Sequence, TokenOutput
 from .logprobs import LogprobBlock
+from .prompt_reader import PendingReading, PromptReader
 from .runner import CacheKind, DeviceSegment, ModelRunner, Segment
 from .sampler import NO_TOKEN, NOT_FINITE, Sampler
 
@@ -36,6 +37,7 @@ class StepResult(NamedTuple):
 
     outputs: list[TokenOutput]
     failed: list[FailedRow]
+    readings: list[Reading]
 
 
 class PendingStep:
@@ -47,6 +49,7 @@ class PendingStep:
         tokens: mx.array | None,
         failed: Iterable[FailedRow] = (),
         logprobs: Iterable[LogprobBlock] = (),
+        readings: Iterable[PendingReading] = (),
     ) -> None:
         self.rows = rows
         """The sequences that get a token."""
@@ -54,6 +57,8 @@ class PendingStep:
         """Their tokens, (rows,) int32, perhaps not computed yet; None without rows."""
         self.logprobs = tuple(logprobs)
         """Of those rows that ask for them."""
+        self.readings = tuple(readings)
+        """Of prompts that were completed and have a readout."""
         self._failed = list(failed)
         self._is_read = False
 
@@ -76,7 +81,7 @@ class PendingStep:
         if self._is_read:
             raise ValueError("this step has been read")
         self._is_read = True
-        result = StepResult([], self._failed)
+        result = StepResult([], self._failed, [])
         values = self._values()
         logprobs = {row: each for block in self.logprobs for row, each in block.read().items()}
         for sequence, token_id in zip(self.rows, values, strict=True):
@@ -88,7 +93,23 @@ class PendingStep:
                 continue
             sequence.output_token_ids.append(token_id)
             result.outputs.append(TokenOutput(sequence, token_id, logprobs.get(sequence)))
+        self._read_readings(result)
         return result
+
+    def _read_readings(self, result: StepResult) -> None:
+        for pending in self.readings:
+            sequence = pending.sequence
+            if sequence.is_finished:
+                continue
+            try:
+                reading = pending.read()
+            except RuntimeError as error:
+                raise EngineUnsound(f"the device failed to compute a step: {error}") from error
+            if reading.is_finite:
+                result.readings.append(reading)
+            else:
+                cause = NonFiniteLogits("what was read off the prompt is not finite")
+                result.failed.append(FailedRow(sequence, cause))
 
     def _values(self) -> list[int]:
         if self.tokens is None:
@@ -110,6 +131,7 @@ class Engine:
     def __init__(self, runner: ModelRunner, sampler: Sampler) -> None:
         self._runner = runner
         self._sampler = sampler
+        self._reader = PromptReader(runner)
         self._last = PendingStep((), None)
         self._failed: set[Sequence] = set()
         self._num_steps = 0
@@ -124,9 +146,15 @@ class Engine:
         """Bytes held by the running rows, capacity included, shared prefixes excluded."""
         return self._runner.nbytes
 
+    @property
+    def can_embed(self) -> bool:
+        """Whether the model lets its last layer's states be read."""
+        return self._runner.reads_states
+
     def attach(self, sequence: Sequence, prefix: Seq[Segment] = ()) -> None:
         """Give *sequence* a row that starts with *prefix*, adjacent segments from token 0."""
         self._runner.attach(sequence, prefix)
+        self._reader.attach(sequence)
         self._failed.discard(sequence)
         num_tokens = sum(segment.num_tokens for segment in prefix)
         sequence.num_cached_tokens = sequence.num_computed_tokens = num_tokens
@@ -134,6 +162,7 @@ class Engine:
     def detach(self, sequence: Sequence) -> None:
         """Drop a row, also while a launched step still reads it; without a row do nothing."""
         self._runner.detach(sequence)
+        self._reader.detach(sequence)
         self._failed.discard(sequence)
 
     def has_failed(self, sequence: Sequence) -> bool:
@@ -180,6 +209,8 @@ class Engine:
         logits: list[mx.array] = []
         newest: list[mx.array] = []
         state: list[mx.array] = []
+        readings = self._reader.compute(each for each in prefill if each[0].readout is not None)
+        prefill = [each for each in prefill if each[0].readout is None]
         if prefill:
             chunked = [sequence for sequence, _ in prefill]
             chunks = [_chunk(scheduled) for scheduled in prefill]
@@ -196,7 +227,7 @@ class Engine:
             logits.append(self._runner.decode(decode, newest[-1]))
         if not rows:
             _start(state)
-            return PendingStep((), None)
+            return PendingStep((), None, readings=readings)
         together = _joined(logits)
         if any(row.constraint is not None for row in rows):
             # The device computes while the host finds out which tokens the grammars allow.
@@ -204,7 +235,8 @@ class Engine:
         tokens = self._sampler.sample(together, rows, _joined(newest))
         logprobs = LogprobBlock.of(together, tokens, rows)
         _start([tokens, *state, *(logprobs.arrays if logprobs else ())])
-        return PendingStep(tuple(rows), tokens, logprobs=[logprobs] if logprobs else ())
+        blocks = [logprobs] if logprobs else ()
+        return PendingStep(tuple(rows), tokens, logprobs=blocks, readings=readings)
 
     def _inputs(self, decode: Seq[Sequence]) -> mx.array:
         """Return each row's last token, (rows,), from the last step where nobody has read it."""
@@ -240,14 +272,19 @@ class Engine:
         rows = tuple(row for step in done for row in step.rows)
         tokens = [step.tokens for step in done if step.tokens is not None]
         logprobs = [block for step in done for block in step.logprobs]
-        return PendingStep(rows, _joined(tokens) if tokens else None, failed, logprobs)
+        readings = [reading for step in done for reading in step.readings]
+        return PendingStep(rows, _joined(tokens) if tokens else None, failed, logprobs, readings)
 
     def _forward_anew(self, sequence: Sequence, num_tokens: int) -> PendingStep:
         self._runner.detach(sequence)
         self._runner.attach(sequence, ())
+        self._reader.attach(sequence)
         for start in range(0, sequence.num_computed_tokens, _RECOMPUTE_CHUNK):
             end = min(start + _RECOMPUTE_CHUNK, sequence.num_computed_tokens)
-            self._runner.prefill([sequence], [sequence.tokens(start, end)])
+            if sequence.readout is not None:
+                self._reader.compute_spans([(sequence, start, end - start)])
+            else:
+                self._runner.prefill([sequence], [sequence.tokens(start, end)])
             mx.eval(self._runner.state([sequence]))
         if sequence.num_unread_tokens:
             return self._forward([], [sequence])

@@ -9,6 +9,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..sequence import Sequence
+from .prefill_reader import PrefillReader
 from .projection import Projection
 from .row_runner import Row, check_range, check_state_position, is_batchable
 from .runner import CacheKind, DeviceSegment, Segment
@@ -54,11 +55,21 @@ class MergedRunner:
         self._single.pop(sequence, None)
         self._batch.discard(sequence)
 
-    def prefill(self, rows: Seq[Sequence], chunks: Seq[Seq[int]]) -> mx.array:
+    @property
+    def reads_states(self) -> bool:
+        """Whether the output layer can be told what to project."""
+        return self._projection.is_selective
+
+    def prefill(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        reader: PrefillReader | None = None,
+    ) -> mx.array:
         """Compute the next *chunks* of *rows*, one after the other."""
         self._take_out(sequence for sequence in rows if sequence in self._batch)
         logits = [
-            self._single[sequence].forward(mx.array(list(chunk)))
+            self._single[sequence].prefill(sequence, chunk, reader)
             for sequence, chunk in zip(rows, chunks, strict=True)
         ]
         return mx.concatenate(logits)

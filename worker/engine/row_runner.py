@@ -8,6 +8,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import make_prompt_cache
 
 from ..sequence import Sequence
+from .prefill_reader import PrefillReader, forward_with_reader
 from .projection import Projection, last_position
 from .runner import CacheKind, DeviceSegment, Segment
 from .segments import (
@@ -49,6 +50,22 @@ class Row:
             logits: mx.array = self._model(tokens[None], cache=self.caches)
         return logits[:, -1]
 
+    def prefill(
+        self, sequence: Sequence, chunk: Seq[int], reader: PrefillReader | None
+    ) -> mx.array:
+        """Compute *chunk* of the row's *sequence*; return what forward() does."""
+        tokens = mx.array(list(chunk))
+        if reader is None:
+            return self.forward(tokens)
+        self.num_tokens += len(chunk)
+        return forward_with_reader(
+            self._projection,
+            lambda: self._model(tokens[None], cache=self.caches),
+            [sequence],
+            [len(chunk)],
+            reader,
+        )
+
     def extract(self, start: int, end: int) -> DeviceSegment:
         """Copy tokens [start, end); a state's *end* must be the row's length."""
         check_range(start, end, self.num_tokens)
@@ -82,10 +99,20 @@ class RowRunner:
         """Drop the row; unknown sequences are ignored."""
         self._rows.pop(sequence, None)
 
-    def prefill(self, rows: Seq[Sequence], chunks: Seq[Seq[int]]) -> mx.array:
+    @property
+    def reads_states(self) -> bool:
+        """Whether the output layer can be told what to project."""
+        return self._projection.is_selective
+
+    def prefill(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        reader: PrefillReader | None = None,
+    ) -> mx.array:
         """Compute the next *chunks* of *rows*, one after the other."""
         logits = [
-            self._rows[sequence].forward(mx.array(list(chunk)))
+            self._rows[sequence].prefill(sequence, chunk, reader)
             for sequence, chunk in zip(rows, chunks, strict=True)
         ]
         return mx.concatenate(logits)

@@ -12,6 +12,7 @@ import mlx.core as mx
 
 from ..segment import CacheKind, Segment
 from ..sequence import Sequence
+from .prefill_reader import PrefillReader
 
 __all__ = ["CacheKind", "DeviceSegment", "ModelRunner", "Segment"]
 
@@ -49,8 +50,18 @@ class ModelRunner(Protocol):
         """Drop the row and its memory; unknown sequences are ignored."""
         ...
 
-    def prefill(self, rows: Seq[Sequence], chunks: Seq[Seq[int]]) -> mx.array:
-        """Compute the next *chunks* (token values) of *rows*.
+    @property
+    def reads_states(self) -> bool:
+        """Whether a reader of prefills is given the last layer's states."""
+        ...
+
+    def prefill(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        reader: PrefillReader | None = None,
+    ) -> mx.array:
+        """Compute the next *chunks* (token values) of *rows*, and let *reader* see them.
 
         Returns the logits after each row's last token, shape (len(rows), vocabulary).
         """

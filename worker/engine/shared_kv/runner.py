@@ -9,6 +9,7 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ...sequence import Sequence
+from ..prefill_reader import PrefillReader, forward_with_reader
 from ..projection import Projection
 from ..row_runner import check_range
 from ..runner import CacheKind, DeviceSegment, Segment
@@ -64,7 +65,17 @@ class SharedPrefixRunner:
         if row is not None:
             row.leave()
 
-    def prefill(self, rows: Seq[Sequence], chunks: Seq[Seq[int]]) -> mx.array:
+    @property
+    def reads_states(self) -> bool:
+        """Whether the output layer can be told what to project."""
+        return self._projection.is_selective
+
+    def prefill(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        reader: PrefillReader | None = None,
+    ) -> mx.array:
         """Compute the next *chunks* of *rows*, chunks of similar length in one forward."""
         lengths = [len(chunk) for chunk in chunks]
         order: list[int] = []
@@ -74,7 +85,10 @@ class SharedPrefixRunner:
             padded = [[*chunks[i], *[0] * (width - lengths[i])] for i in members]
             logits.append(
                 self._forward(
-                    [rows[i] for i in members], mx.array(padded), [lengths[i] for i in members]
+                    [rows[i] for i in members],
+                    mx.array(padded),
+                    [lengths[i] for i in members],
+                    reader,
                 )
             )
             order += members
@@ -116,13 +130,28 @@ class SharedPrefixRunner:
         old.leave()
         self._rows[sequence] = row
 
-    def _forward(self, rows: Seq[Sequence], tokens: mx.array, num_new: Seq[int]) -> mx.array:
+    def _forward(
+        self,
+        rows: Seq[Sequence],
+        tokens: mx.array,
+        num_new: Seq[int],
+        reader: PrefillReader | None = None,
+    ) -> mx.array:
         """Compute right-padded *tokens* (rows, width); logits after each row's last real one."""
         ordered, order = self._group(rows)
         lengths = [num_new[index] for index in order]
         ordered.begin(lengths)
         self.num_real_tokens += sum(lengths)
         self.num_padded_tokens += tokens.size - sum(lengths)
+        if reader is not None:
+            read = forward_with_reader(
+                self._projection,
+                lambda: self._model(_reorder(tokens, order), cache=ordered.layers),
+                [rows[index] for index in order],
+                lengths,
+                reader,
+            )
+            return _reorder(read, _inverse(order))
         last = mx.array(lengths)[:, None, None] - 1
         with self._projection.only(lambda hidden: mx.take_along_axis(hidden, last, axis=1)):
             logits: mx.array = self._model(_reorder(tokens, order), cache=ordered.layers)

@@ -1,0 +1,57 @@
+"""What jobs that generate nothing may say."""
+
+import struct
+
+import pytest
+from headwater.producer.client import new_embedding_job, new_score_job
+from headwater.schemas import Embedding, GenerationJob, JobKind, Pooling, SchemaError, Score
+
+
+def test_a_scoring_job_survives_the_wire() -> None:
+    job = new_score_job("m", [1, 2], [[3], [4, 5]])
+
+    assert GenerationJob.decode(job.encode()) == job
+    assert (job.kind, job.continuations) == (JobKind.SCORE, ((3,), (4, 5)))
+
+
+def test_an_embedding_job_survives_the_wire() -> None:
+    job = new_embedding_job("m", [1, 2], pooling="mean", normalize=False)
+
+    assert GenerationJob.decode(job.encode()) == job
+    assert (job.kind, job.pooling, job.normalize) == (JobKind.EMBEDDING, Pooling.MEAN, False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"kind": "score"}, "one at least"),
+        ({"kind": "score", "continuations": [[]]}, "at least 1"),
+        ({"continuations": [[1]]}, 'kind "score"'),
+        ({"kind": "embedding", "continuations": [[1]]}, 'kind "score"'),
+        ({"kind": "embedding", "max_tokens": 2}, "must be 1"),
+        ({"kind": "embedding", "sampling": {"n": 2}}, "must be 1"),
+        ({"kind": "embedding", "stop": ["x"]}, "stop means nothing"),
+        ({"kind": "embedding", "logprobs": 1}, "logprobs means nothing"),
+        ({"kind": "embeddings"}, "kind"),
+    ],
+)
+def test_what_a_kind_does_not_take_is_refused_by_name(fields, problem) -> None:
+    with pytest.raises(SchemaError, match=problem):
+        GenerationJob.parse(
+            {"job_id": "j", "model": "m", "prompt_token_ids": (1,), "max_tokens": 1} | fields
+        )
+
+
+def test_the_context_must_hold_the_longest_continuation() -> None:
+    assert new_score_job("m", [1, 2], [[3], [4, 5, 6]]).num_tokens_at_most == 5
+
+
+def test_a_vector_is_float32_in_base64() -> None:
+    embedding = Embedding.of(struct.pack("<3f", 0.5, -2.0, 0.0))
+
+    assert (embedding.dimensions, embedding.floats()) == (3, [0.5, -2.0, 0.0])
+    assert embedding.vector == "AAAAPwAAAMAAAAAA"
+
+
+def test_a_continuations_logprob_is_its_tokens_together() -> None:
+    assert Score(continuation=0, logprobs=(-1.5, -0.5), is_greedy=False).logprob == -2.0
