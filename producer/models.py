@@ -72,6 +72,11 @@ def fit_to_card(job: GenerationJob, card: ModelCard) -> GenerationJob:
             f"prompt ({num_prompt} tokens) + {rest} is over the context of"
             f" model {job.model!r} ({card.context_length} tokens)"
         )
+    if job.adapter is not None and job.adapter not in card.adapters:
+        known = ", ".join(card.adapters) or "none"
+        raise InvalidRequest(
+            f"model {card.alias!r} has no adapter {job.adapter!r}; it has: {known}"
+        )
     for index, continuation in enumerate(job.continuations):
         _check_vocabulary(f"continuations[{index}]", continuation, card)
     _check_vocabulary("prompt_token_ids", job.prompt_token_ids, card)

@@ -110,6 +110,8 @@ class GenerationJob(WireModel):
     job_id: JobId
     model: Name
     kind: JobKind = JobKind.GENERATE
+    adapter: Name | None = None
+    """The alias of one of the worker's LoRA adapters; None is the model itself."""
     prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS)
     continuations: tuple[Continuation, ...] = Field(default=(), max_length=limits.MAX_CONTINUATIONS)
     """For kind "score": the texts whose likelihood after the prompt is asked for."""

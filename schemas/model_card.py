@@ -18,3 +18,5 @@ class ModelCard(WireModel):
     """Prompt and new tokens together must fit."""
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...] = ()
+    adapters: tuple[Name, ...] = ()
+    """Aliases of the LoRA adapters that jobs may ask for."""

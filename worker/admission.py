@@ -15,6 +15,8 @@ class ModelLimits(NamedTuple):
     vocab_size: int
     context_length: int
     tokenizer_fingerprint: str
+    adapters: tuple[str, ...] = ()
+    """Aliases of its LoRA adapters."""
 
 
 def check(job: GenerationJob, model: ModelLimits) -> None:
@@ -22,6 +24,12 @@ def check(job: GenerationJob, model: ModelLimits) -> None:
     if job.model != model.alias:
         raise JobRejected(
             "wrong_model", f"this worker serves {model.alias!r}, the job asks for {job.model!r}"
+        )
+    if job.adapter not in (None, *model.adapters):
+        raise JobRejected(
+            "unknown_adapter",
+            f"this worker has no adapter {job.adapter!r}; it has:"
+            f" {', '.join(model.adapters) or 'none'}",
         )
     if job.tokenizer_fingerprint not in (None, model.tokenizer_fingerprint):
         raise JobRejected(

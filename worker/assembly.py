@@ -1,8 +1,12 @@
 """Putting the engine thread's parts together: from a loaded model to a loop."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from .admission import ModelLimits
+from .engine.adapters import AdaptedModel, AdapterRunner, adapt
 from .engine.channel_families import AUTO, infer_family
 from .engine.device import is_asynchronous
 from .engine.engine import Engine
@@ -33,6 +37,8 @@ class LoopSettings:
     snapshot_stride: int = 512
     max_wait_s: float = 30.0
     checkpoint_s: float = 5.0
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """Directories of LoRA adapters, by alias."""
     reasoning: str = AUTO
     tool_parser: str = AUTO
 
@@ -50,12 +56,16 @@ def build_loop(
     Without a *runner*, one that has no rows, the fastest right one is chosen; raises
     EngineUnsound when the model computes nonsense.
     """
-    runner = runner or choose_runner(loaded.model, loaded.vocab_size)
-    cache: PrefixCache[DeviceSegment] = PrefixCache(runner.cache_kind)
+    base = runner or choose_runner(loaded.model, loaded.vocab_size)
+    adapted = {
+        alias: adapt(loaded.model, loaded.fingerprint, Path(directory).expanduser())
+        for alias, directory in settings.adapters.items()
+    }
+    cache: PrefixCache[DeviceSegment] = PrefixCache(base.cache_kind)
     policy = SchedulerSettings(
         max_batch=settings.max_batch,
         max_bytes=settings.kv_budget_bytes or default_budget_bytes(),
-        footprint=Footprint(**measure_row_cost(runner, loaded)._asdict()),
+        footprint=Footprint(**measure_row_cost(base, loaded)._asdict()),
         target_itl_ms=settings.target_itl_ms,
         prefill_chunk=settings.prefill_chunk,
         snapshot_stride=settings.snapshot_stride,
@@ -66,11 +76,17 @@ def build_loop(
         vocab_size=loaded.vocab_size,
         context_length=loaded.context_length,
         tokenizer_fingerprint=loaded.tokenizer_files.fingerprint,
+        adapters=tuple(adapted),
     )
     vocabulary = Vocabulary(loaded.tokenizer)
     return GenerationLoop(
-        Engine(runner, Sampler(loaded.vocab_size, loaded.eos_token_ids)),
-        Scheduler(cache, policy, model_key=loaded.fingerprint),
+        Engine(_with_adapters(base, adapted), Sampler(loaded.vocab_size, loaded.eos_token_ids)),
+        Scheduler(
+            cache,
+            policy,
+            model_key=loaded.fingerprint,
+            adapter_keys={alias: each.fingerprint for alias, each in adapted.items()},
+        ),
         JobOpener(
             vocabulary,
             loaded.eos_token_ids,
@@ -90,3 +106,11 @@ def build_loop(
         pipelined=is_asynchronous(),
         checkpoint_s=settings.checkpoint_s,
     )
+
+
+def _with_adapters(base: ModelRunner, adapted: Mapping[str, AdaptedModel]) -> ModelRunner:
+    if not adapted:
+        return base
+    # What is right for the model is right for its twins.
+    like: Callable[[Any], ModelRunner] = type(base)
+    return AdapterRunner(base, {alias: like(each.model) for alias, each in adapted.items()})

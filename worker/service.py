@@ -103,6 +103,7 @@ class Worker:
                 snapshot_stride=settings.snapshot_stride,
                 max_wait_s=settings.max_wait_s,
                 checkpoint_s=settings.checkpoint_s,
+                adapters=settings.adapters,
                 reasoning=settings.reasoning,
                 tool_parser=settings.tool_parser,
             ),
@@ -110,7 +111,9 @@ class Worker:
             self._metrics,
         )
         self._announcement = Announcement(
-            connect(settings.redis), loaded.card(settings.alias), loaded.tokenizer_files
+            connect(settings.redis),
+            loaded.card(settings.alias, tuple(settings.adapters)),
+            loaded.tokenizer_files,
         )
         return loop
 

@@ -1,11 +1,27 @@
 """WorkerSettings: every knob of the worker, read once from flags and HEADWATER_* variables."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, StringConstraints
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=64)]
+
+
+def _parse_adapters(value: Any) -> Any:
+    """Take `alias=directory,...`, a list of such pairs, or the mapping itself."""
+    if isinstance(value, str):
+        value = [pair for pair in value.split(",") if pair]
+    if not isinstance(value, list):
+        return value
+    pairs = [str(pair).partition("=") for pair in value]
+    for alias, equals, directory in pairs:
+        if not (alias and equals and directory):
+            raise ValueError("give alias=directory")
+    adapters = {alias.strip(): directory for alias, _, directory in pairs}
+    if len(adapters) < len(pairs):
+        raise ValueError("an alias appears twice")
+    return adapters
 
 
 class WorkerSettings(BaseSettings):
@@ -24,6 +40,9 @@ class WorkerSettings(BaseSettings):
 
     connect_timeout_s: float = Field(default=60.0, ge=0)
     """How long a worker that starts waits for a server that is away, loading or read-only."""
+    adapters: Annotated[dict[Alias, str], NoDecode, BeforeValidator(_parse_adapters)] = {}
+    """LoRA adapters that jobs may name, alias=directory with commas between them."""
+
     max_batch: int = Field(default=32, ge=1, le=1024)
     """Sequences that run at once."""
     target_itl_ms: float = Field(default=400.0, gt=0)
@@ -70,7 +89,7 @@ def settings_table() -> str:
     rows = ["| variable | default | meaning |", "| --- | --- | --- |"]
     for name, field in WorkerSettings.model_fields.items():
         default = "required" if field.is_required() else field.default
-        shown = "" if default is None else f"`{default}`"
+        shown = "" if default in (None, {}) else f"`{default}`"
         meaning = " ".join((field.description or "").split())
         rows.append(f"| `HEADWATER_{name.upper()}` | {shown} | {meaning} |")
     return "\n".join(rows)

@@ -37,6 +37,10 @@ def worker(
             help="The name that jobs ask for; default: the model's own name.",
         ),
     ] = None,
+    adapters: Annotated[
+        list[str] | None,
+        _flag("--adapter", "A LoRA adapter, ALIAS=DIRECTORY; may be given again."),
+    ] = None,
     max_batch: Annotated[int | None, _flag("--max-batch", "Sequences at once (32).")] = None,
     target_itl_ms: Annotated[
         float | None,
@@ -75,7 +79,7 @@ def worker(
     Every option can be set as HEADWATER_<NAME> too. Without --redis it uses this user's running
     embedded server, or starts one that lives as long as the worker.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
+    given = {name: value for name, value in locals().items() if value not in (None, [])}
     from headwater.worker.entry import run
 
     from ..connection import check_url

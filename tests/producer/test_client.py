@@ -4,7 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from headwater.producer import client_queue
-from headwater.producer.client import CancelOutcome, Producer, SubmitSettings, new_job
+from headwater.producer.client import (
+    CancelOutcome,
+    Producer,
+    SubmitSettings,
+    new_job,
+    new_score_job,
+)
 from headwater.producer.client_queue import job_key, queue_keys
 from headwater.producer.errors import (
     DuplicateJob,
@@ -432,3 +438,19 @@ def test_a_payload_that_is_none_is_read_as_nothing() -> None:
         bomb,
     ):
         assert client_queue.read_payload(data) is None
+
+
+def test_an_adapter_that_the_model_does_not_have_is_refused(redis: Redis) -> None:
+    card = CARD.model_copy(update={"adapters": ("legal", "tone")})
+
+    with pytest.raises(InvalidRequest, match="no adapter 'tune'; it has: legal, tone"):
+        Producer(redis).submit(job(adapter="tune"), card=card)
+    assert queued_ids(redis) == []
+    Producer(redis).submit(job(adapter="tone"), card=card)
+
+
+def test_continuations_must_fit_the_context_and_the_vocabulary(producer: Producer) -> None:
+    with pytest.raises(PromptTooLong, match="longest continuation"):
+        producer.submit(new_score_job("demo", [1] * 60, [[1], [2] * 5]))
+    with pytest.raises(InvalidRequest, match=r"continuations\[1\]\[0\] is 100"):
+        producer.submit(new_score_job("demo", [1], [[1], [100]]))

@@ -82,6 +82,7 @@ class Bench:
     runner: Callable[[Any], ModelRunner] = MergedRunner
     alter: Callable[[Any], Any] = lambda model: model
     family: ChannelFamily | None = None
+    adapters: tuple[str, ...] = ()
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -93,6 +94,7 @@ class Bench:
         self.scheduler = Scheduler(
             self.cache,
             SchedulerSettings(max_batch=4, footprint=Footprint(shares_prefix=runner.shares_prefix)),
+            adapter_keys={alias: alias for alias in self.adapters},
         )
         self.engine = Engine(runner, Sampler(VOCABULARY_SIZE, ()))
         vocabulary = Vocabulary(_tokenizer())
@@ -107,7 +109,7 @@ class Bench:
                 Grammars(vocabulary, VOCABULARY_SIZE, ()),
                 self.family,
             ),
-            ModelLimits("tiny", VOCABULARY_SIZE, 256, "sha256:tiny"),
+            ModelLimits("tiny", VOCABULARY_SIZE, 256, "sha256:tiny", self.adapters),
             self.sink,
             self.metrics,
             pipelined=self.pipelined,

@@ -60,8 +60,8 @@ class LoadedModel:
     fingerprint: str
     """Keys and values may be shared only where it is equal."""
 
-    def card(self, alias: str) -> ModelCard:
-        """Return what producers are told of this model."""
+    def card(self, alias: str, adapters: tuple[str, ...] = ()) -> ModelCard:
+        """Return what producers are told of this model and its adapters."""
         return ModelCard(
             alias=alias,
             source=self.source,
@@ -69,6 +69,7 @@ class LoadedModel:
             context_length=self.context_length,
             tokenizer_fingerprint=self.tokenizer_files.fingerprint,
             eos_token_ids=tuple(sorted(self.eos_token_ids)),
+            adapters=adapters,
         )
 
 

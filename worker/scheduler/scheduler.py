@@ -1,6 +1,6 @@
 """Scheduler: turns the sequences it knows into a plan for the next step."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
 from ..prefix_cache import Node, PrefixCache
@@ -30,12 +30,17 @@ class Scheduler(Generic[S]):
         cache: PrefixCache[S],
         settings: SchedulerSettings | None = None,
         model_key: Hashable = None,
+        adapter_keys: Mapping[str, Hashable] | None = None,
     ) -> None:
-        """Schedule over *cache*, whose entries are those of the model that *model_key* names."""
+        """Schedule over *cache*, whose entries are those of the model that *model_key* names.
+
+        *adapter_keys* name the model with each of its adapters, by alias.
+        """
         settings = settings or SchedulerSettings()
         self._cache = cache
         self._settings = settings
-        self._model_key = model_key
+        self._model_keys: dict[str | None, Hashable] = {None: model_key}
+        self._model_keys.update(adapter_keys or {})
         self._placements: dict[Sequence, Placement] = {}
         self._waiting = WaitingQueue(settings.max_wait_s, settings.lookahead)
         self._leaders = Leaders(cache.kind, settings.min_shared_tokens)
@@ -82,7 +87,7 @@ class Scheduler(Generic[S]):
         if sequence.num_remaining_tokens <= 0:
             raise ValueError(f"{sequence.job.job_id} has all its {sequence.job.max_tokens} tokens")
         sequence.arrival_s = now
-        root_key = (self._model_key, sequence.job.namespace)
+        root_key = self._root_key(sequence)
         placement = Placement(sequence, root_key, self._num_arrived, known_tokens(sequence))
         self._num_arrived += 1
         self._placements[sequence] = placement
@@ -118,7 +123,7 @@ class Scheduler(Generic[S]):
         row on; empty when there is no row any more, or when rows keep copies of their own.
         """
         sequence = commit.sequence
-        root_key = (self._model_key, sequence.job.namespace)
+        root_key = self._root_key(sequence)
         tokens = sequence.tokens(0, commit.end)
         node = self._cache.insert(root_key, tokens, commit.start, segment)
         placement = self._placements.get(sequence)
@@ -242,6 +247,10 @@ class Scheduler(Generic[S]):
         return sequence.num_pending_tokens
 
     # What happens to single sequences.
+
+    def _root_key(self, sequence: Sequence) -> Hashable:
+        """Return what has to be equal where keys and values are shared."""
+        return self._model_keys[sequence.job.adapter], sequence.job.namespace
 
     def _preempt(self, placement: Placement, plan: StepPlan[S]) -> None:
         """Take the row; the sequence returns to the queue with its tokens."""

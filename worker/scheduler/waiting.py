@@ -104,5 +104,6 @@ class _PriorityClass:
         self._wave.extend(wave)
 
 
-def _trie_order(placement: Placement) -> tuple[str, tuple[int, ...]]:
-    return placement.sequence.job.namespace, placement.tokens
+def _trie_order(placement: Placement) -> tuple[str, str, tuple[int, ...]]:
+    job = placement.sequence.job
+    return job.namespace, job.adapter or "", placement.tokens
