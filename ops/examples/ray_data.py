@@ -49,6 +49,8 @@ def main() -> None:
         fn_constructor_kwargs={"redis": redis, "model": model, "max_tokens": 32},
         batch_size=64,
         concurrency=2,
+        # They only wait; a whole core each would leave none to read with on a small machine.
+        num_cpus=0.1,
     )
     done.write_json(target)
 
