@@ -182,7 +182,9 @@ def _openai_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         raise ApiError(400, "method must be POST", param="method")
     url = fields.get("url")
     if url == "/v1/embeddings":
-        raise ApiError(400, "there are no embedding jobs yet", code="unsupported_url", param="url")
+        raise ApiError(
+            400, "bulk runs have no embeddings yet: text only", code="unsupported_url", param="url"
+        )
     if not isinstance(url, str) or url not in _REQUESTS:
         raise ApiError(
             400,

@@ -41,6 +41,9 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if [child.name for child in self.path.iterdir()] == [_LOCK]:
+            # Nothing came of it: the input was none, for one.
+            shutil.rmtree(self.path)
         self._lock.close()
 
     def check(self, identity: dict[str, dict[str, Any]]) -> None:
@@ -106,6 +109,12 @@ class RunFolder:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path / _NOTE)
+        # Without the note, what lies in the output after a power cut would be a stranger's.
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _compare(known: dict[str, Any], given: dict[str, dict[str, Any]]) -> None:

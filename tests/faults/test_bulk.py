@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 from headwater.producer.client import Producer
 from redis import Redis
@@ -29,6 +30,7 @@ class Bulk:
 
     folder: Path
     options: tuple[str, ...]
+    reads_stdin: bool = False
 
     def __post_init__(self) -> None:
         self.source = self.folder / "rows.jsonl"
@@ -50,13 +52,15 @@ class Bulk:
     def start(self, *more: str) -> "subprocess.Popen[bytes]":
         """Start it."""
         command = [sys.executable, "-m", "headwater.producer.cli", "bulk"]
-        files = [str(self.source), str(self.output)]
-        return subprocess.Popen(
-            [*command, *files, "--json", *self.options, *more],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"MKL_NUM_THREADS": "1"},
-        )
+        files = ["-" if self.reads_stdin else str(self.source), str(self.output)]
+        with self.source.open("rb") as rows:
+            return subprocess.Popen(
+                [*command, *files, "--json", *self.options, *more],
+                stdin=rows if self.reads_stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=os.environ | {"MKL_NUM_THREADS": "1"},
+            )
 
     def run(self, *more: str) -> tuple[int, dict[str, Any], str]:
         """Run it to its end: exit code, summary, what it said."""
@@ -203,6 +207,34 @@ def test_interrupted_twice_it_leaves_at_once_and_goes_on_later(model: Path, tmp_
     code, _, _ = bulk.run()
     assert code == 3
     bulk.check_each_row_once(200)
+
+
+def test_a_worker_of_its_own_that_dies_is_replaced(model: Path, tmp_path: Path) -> None:
+    bulk = Bulk(tmp_path, ("--model", str(model), "--max-batch", "4"))
+    bulk.write_rows(120)
+
+    process = bulk.start()
+    while bulk.num_done() < 5 and process.poll() is None:
+        time.sleep(0.005)
+    for child in psutil.Process(process.pid).children():
+        if "headwater.producer.owned_worker" in child.cmdline():
+            child.kill()
+    out, err = process.communicate(timeout=_TIMEOUT_S)
+
+    assert process.returncode == 3, err
+    assert orjson.loads(out)["done"] == 120
+    bulk.check_each_row_once(120)
+
+
+def test_a_model_that_does_not_load_is_said_in_one_line(tmp_path: Path) -> None:
+    bulk = Bulk(tmp_path, ("--model", str(tmp_path / "none")))
+    bulk.write_rows(2)
+
+    code, _, said = bulk.run()
+
+    assert code == 1
+    assert "no model directory" in said
+    assert len(said.splitlines()) == 1
 
 
 def _check_what_is_left_expires(redis: Redis) -> None:

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from typing import Any
 
 import orjson
@@ -106,7 +108,7 @@ def test_a_row_of_several_prompts_has_a_job_for_each(parser: RowParser) -> None:
         (orjson.dumps(openai({}, method="GET")), "method must be POST"),
         (orjson.dumps(openai({}, extra=1)), "unknown field 'extra'"),
         (orjson.dumps(openai({}, url="/v1/images")), "'/v1/images' is not supported"),
-        (orjson.dumps(openai({}, url="/v1/embeddings")), "no embedding jobs yet"),
+        (orjson.dumps(openai({}, url="/v1/embeddings")), "no embeddings yet"),
         (orjson.dumps(openai({"messages": []})), "messages"),
         (orjson.dumps(openai({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})),
          "text only"),
@@ -143,3 +145,15 @@ def test_the_run_may_override_models_and_seeds(card: ModelCard, files: Tokenizer
 
     assert (mine.jobs[0].model, mine.jobs[0].sampling.seed) == ("tiny", 107)
     assert own.jobs[0].sampling.seed == 5
+
+
+def test_bulk_runs_need_neither_the_http_server_nor_mlx() -> None:
+    code = """
+import sys
+import headwater.producer.generate, headwater.producer.bulk.order
+print(sorted({"fastapi", "uvicorn", "mlx", "prometheus_client"} & sys.modules.keys()))
+"""
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+
+    assert found.stdout.strip() == b"[]"

@@ -91,3 +91,10 @@ def test_an_ended_run_keeps_its_note_and_its_logs_only(output: Path) -> None:
 
         left = {child.name for child in run.path.iterdir()}
     assert left == {".lock", "run.json", "worker-1.log"}
+
+
+def test_a_run_of_which_nothing_came_leaves_no_folder(output: Path) -> None:
+    with folder(output) as run:
+        assert run.path.exists()
+
+    assert not run.path.exists()
