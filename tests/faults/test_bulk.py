@@ -107,7 +107,7 @@ def generated_by(log: Sequence[bytes]) -> int:
 
 
 SIZES = [
-    pytest.param(160, 3),
+    pytest.param(120, 2),
     pytest.param(2000, 20, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
 ]
 
