@@ -177,6 +177,11 @@ class GenerationJob(WireModel):
         return value
 
     @property
+    def num_tokens_in_all(self) -> int:
+        """Tokens that it may make a worker compute: what it counts for among its equals."""
+        return len(self.prompt_token_ids) + max(self.max_tokens, sum(map(len, self.continuations)))
+
+    @property
     def num_tokens_at_most(self) -> int:
         """Tokens that the longest of its sequences may come to."""
         longest = max(map(len, self.continuations), default=0)

@@ -42,8 +42,10 @@ def test_what_a_kind_does_not_take_is_refused_by_name(fields, problem) -> None:
         )
 
 
-def test_the_context_must_hold_the_longest_continuation() -> None:
-    assert new_score_job("m", [1, 2], [[3], [4, 5, 6]]).num_tokens_at_most == 5
+def test_the_context_must_hold_the_longest_continuation_and_the_share_counts_all() -> None:
+    job = new_score_job("m", [1, 2], [[3], [4, 5, 6]])
+
+    assert (job.num_tokens_at_most, job.num_tokens_in_all) == (5, 6)
 
 
 def test_a_vector_is_float32_in_base64() -> None:

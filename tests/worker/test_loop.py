@@ -83,6 +83,7 @@ class Bench:
     alter: Callable[[Any], Any] = lambda model: model
     family: ChannelFamily | None = None
     adapters: tuple[str, ...] = ()
+    max_batch: int = 4
     now: float = 0.0
 
     def __post_init__(self) -> None:
@@ -93,7 +94,10 @@ class Bench:
         self.cache: PrefixCache[Any] = PrefixCache(runner.cache_kind)
         self.scheduler = Scheduler(
             self.cache,
-            SchedulerSettings(max_batch=4, footprint=Footprint(shares_prefix=runner.shares_prefix)),
+            SchedulerSettings(
+                max_batch=self.max_batch,
+                footprint=Footprint(shares_prefix=runner.shares_prefix),
+            ),
             adapter_keys={alias: alias for alias in self.adapters},
         )
         self.engine = Engine(runner, Sampler(VOCABULARY_SIZE, ()))

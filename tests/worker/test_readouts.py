@@ -11,7 +11,7 @@ from headwater.worker.engine.row_runner import RowRunner
 from headwater.worker.engine.shared_kv.runner import SharedPrefixRunner
 from mlx_lm.models.cache import make_prompt_cache
 
-from tests.tiny_models import VOCABULARY_SIZE
+from tests.tiny_models import VOCABULARY_SIZE, tiny_model
 from tests.worker.test_loop import Bench, claim
 
 PROMPT = (5, 9, 17, 3, 44, 9, 61, 2, 8, 8, 30, 12)
@@ -221,3 +221,79 @@ def test_what_is_not_finite_fails_the_job_and_nothing_else(bench: Bench) -> None
 
     assert isinstance(bench.sink.ends["bad"], Failed)
     assert finished(bench, "good").embedding is not None
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5", "mamba2", "gpt_oss"])
+@pytest.mark.parametrize("runner", [RowRunner, MergedRunner])
+def test_models_whose_state_cannot_be_cut_are_read_the_same(family: str, runner) -> None:
+    bench = Bench(runner=runner, alter=lambda _: tiny_model(family))
+    prompt = PROMPT * 4
+    for job_id in ("cold", "warm"):
+        bench.loop.admit(score(job_id, prompt=prompt))
+        bench.loop.admit(embedding(f"{job_id}-vector", prompt=prompt))
+        bench.run()
+
+    for job_id in ("cold", "warm"):
+        for each, continuation in zip(finished(bench, job_id).scores, CONTINUATIONS, strict=True):
+            expected = alone_logprobs(bench.model, prompt, continuation)
+            assert each.logprobs == pytest.approx(expected, abs=1e-3)
+    vectors = [floats(bench, f"{job_id}-vector") for job_id in ("cold", "warm")]
+    assert vectors[0] == pytest.approx(vectors[1], abs=TOLERANCE)
+
+
+def test_a_reading_that_was_interrupted_is_read_anew(bench: Bench) -> None:
+    prompt = PROMPT * 6
+    long = tuple(index * 7 % VOCABULARY_SIZE for index in range(150))
+    bench.loop.admit(score("score", prompt=prompt, continuations=(long,)))
+    bench.loop.admit(embedding("vector", prompt=(*prompt, *long), pooling=Pooling.MEAN))
+    bench.loop.step()
+    bench.loop.step()
+    # It sends all others away until its first token.
+    bench.loop.admit(claim("struck", prompt=(8, 8, 8), strikes=1))
+    bench.loop.step()
+    assert bench.loop.figures.num_running == 1
+    bench.run()
+
+    expected = alone_logprobs(bench.model, prompt, long)
+    assert finished(bench, "score").scores[0].logprobs == pytest.approx(expected, abs=TOLERANCE)
+    mean = alone_states(bench.model, (*prompt, *long)).mean(axis=0)
+    assert floats(bench, "vector") == pytest.approx(mean / np.linalg.norm(mean), abs=TOLERANCE)
+
+
+def test_rows_that_are_computed_apart_after_a_fault_are_read_once(bench: Bench) -> None:
+    runner = bench.engine._runner
+    plain = runner.prefill
+
+    def faulty(rows, chunks, reader=None):
+        result = plain(rows, chunks, reader)
+        if len(rows) > 1:
+            raise RuntimeError("too many rows")
+        return result
+
+    runner.prefill = faulty
+    prompts = {"one": PROMPT, "two": (*PROMPT[::-1], 3, 4)}
+    for job_id, prompt in prompts.items():
+        bench.loop.admit(embedding(job_id, prompt=prompt, pooling=Pooling.MEAN, normalize=False))
+    bench.loop.admit(score("score"))
+    bench.run()
+
+    for job_id, prompt in prompts.items():
+        mean = alone_states(bench.model, prompt).mean(axis=0)
+        assert floats(bench, job_id) == pytest.approx(mean, abs=TOLERANCE)
+    for each, continuation in zip(finished(bench, "score").scores, CONTINUATIONS, strict=True):
+        expected = alone_logprobs(bench.model, PROMPT, continuation)
+        assert each.logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_a_model_that_hides_its_states_refuses_embeddings_and_scores_all_the_same() -> None:
+    bench = Bench(runner=RowRunner)
+    bench.engine._runner._projection._layer = None
+    bench.loop.admit(embedding("vector"))
+    bench.loop.admit(score("score"))
+    bench.run()
+
+    end = bench.sink.ends["vector"]
+    assert isinstance(end, Failed)
+    assert end.code == "unsupported_kind"
+    expected = alone_logprobs(bench.model, PROMPT, CONTINUATIONS[2])
+    assert finished(bench, "score").scores[2].logprobs == pytest.approx(expected, abs=TOLERANCE)

@@ -105,7 +105,7 @@ class Claimer:
             return 0
         self._settle(started, accept)
         job = started.queued.job
-        return job.num_tokens_at_most
+        return job.num_tokens_in_all
 
     def resume(self, accept: Callable[[Claim], None]) -> None:
         """Go on with jobs that an outage caught between their start and their attempt."""
