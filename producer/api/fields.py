@@ -17,10 +17,12 @@ _JOB_FIELDS: Final = frozenset(
         "deadline_s",
         "expires_at",
         "ignore_eos",
+        "include_stop_str",
         "max_tokens",
         "metadata",
         "min_tokens",
         "priority",
+        "split_channels",
         "stop_token_ids",
     }
     & GenerationJob.model_fields.keys()
@@ -38,7 +40,7 @@ _ASKS_FOR_NOTHING: Final[Mapping[str, tuple[Any, ...]]] = {
     "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),  # concerns tools, which are refused themselves
+    "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
     "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),

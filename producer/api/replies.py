@@ -1,10 +1,10 @@
 """OpenAI's response objects: whole replies, and the chunks of streamed ones."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headwater.schemas import Channel, Finished, Usage
+from headwater.schemas import Channel, Finished, TextSpan, ToolCall, Usage
 
 from ..result import ChoiceResult, GenerationResult
 from .errors import of_end
@@ -17,48 +17,91 @@ class ReplyFormat(Protocol):
     chunk_object: str
     id_prefix: str
 
-    def delta(self, texts: Mapping[Channel, str], *, is_first: bool) -> dict[str, Any]:
-        """Return the fields of a chunk's choice that hold new *texts*."""
+    def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
+        """Return the fields of a chunk's choice that hold new text."""
         ...
 
-    def whole(self, choice: ChoiceResult) -> dict[str, Any]:
+    def whole(self, choice: ChoiceResult, call_prefix: str) -> dict[str, Any]:
         """Return the fields of a choice that hold its output."""
+        ...
+
+    def first(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """Return *delta* with what a choice's first chunk says besides."""
         ...
 
 
 class ChatFormat:
-    """/v1/chat/completions."""
+    """/v1/chat/completions. A call's id is the model's own, or made of *call_prefix*."""
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def delta(self, texts: Mapping[Channel, str], *, is_first: bool) -> dict[str, Any]:
-        """Return the delta; a choice's first one names the role."""
-        role = {"role": "assistant"} if is_first else {}
-        content = {"content": texts[Channel.CONTENT]} if texts.get(Channel.CONTENT) else {}
-        return {"delta": {**role, **content}}
+    def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
+        """Return the delta: content, reasoning_content, tool_calls."""
+        delta: dict[str, Any] = {}
+        for span in spans:
+            if span.channel is Channel.TOOL_CALL:
+                delta.setdefault("tool_calls", []).append(_call_delta(span, call_prefix))
+            else:
+                name = _CHANNEL_FIELDS[span.channel]
+                delta[name] = delta.get(name, "") + span.text
+        return {"delta": delta}
 
-    def whole(self, choice: ChoiceResult) -> dict[str, Any]:
+    def whole(self, choice: ChoiceResult, call_prefix: str) -> dict[str, Any]:
         """Return the message."""
-        return {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.tool_calls:
+            message["content"] = choice.text or None
+            message["tool_calls"] = [_call(call, call_prefix) for call in choice.tool_calls]
+        return {"message": message}
+
+    def first(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """Return *delta* with the role."""
+        return {"delta": {"role": "assistant", "content": "", **delta["delta"]}}
 
 
 class CompletionFormat:
-    """/v1/completions."""
+    """/v1/completions: plain text, in which nothing is told apart."""
 
     object = "text_completion"
     chunk_object = "text_completion"
     id_prefix = "cmpl-"
 
-    def delta(self, texts: Mapping[Channel, str], *, is_first: bool) -> dict[str, Any]:
-        """Return the text; *is_first* makes no difference here."""
-        del is_first
-        return {"text": texts.get(Channel.CONTENT, "")}
-
-    def whole(self, choice: ChoiceResult) -> dict[str, Any]:
+    def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
         """Return the text."""
+        del call_prefix
+        return {"text": "".join(span.text for span in spans)}
+
+    def whole(self, choice: ChoiceResult, call_prefix: str) -> dict[str, Any]:
+        """Return the text."""
+        del call_prefix
         return {"text": choice.text}
+
+    def first(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """Return *delta* as it is."""
+        return delta
+
+
+_CHANNEL_FIELDS = {Channel.CONTENT: "content", Channel.REASONING: "reasoning_content"}
+
+
+def _call_delta(span: TextSpan, call_prefix: str) -> dict[str, Any]:
+    function = {"arguments": span.text}
+    if span.name is None:
+        return {"index": span.index, "function": function}
+    head = {"id": span.call_id or f"{call_prefix}_{span.index}", "type": "function"}
+    return {"index": span.index, **head, "function": {"name": span.name, **function}}
+
+
+def _call(call: ToolCall, call_prefix: str) -> dict[str, Any]:
+    return {
+        "id": call.call_id or f"{call_prefix}_{call.index}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 @dataclass(slots=True)
@@ -80,7 +123,9 @@ class Reply:
         choices = [
             {
                 "index": self.index(number, choice),
-                **self.format.whole(result.choices[choice]),
+                **self.format.whole(
+                    result.choices[choice], self._call_prefix(self.index(number, choice))
+                ),
                 "logprobs": None,
                 "finish_reason": result.choices[choice].finish_reason,
             }
@@ -89,16 +134,13 @@ class Reply:
         ]
         return {**self._head(self.format.object), "choices": choices, "usage": usage_object(usage)}
 
-    def chunk(self, index: int, texts: Mapping[Channel, str], end: str | None) -> dict[str, Any]:
+    def chunk(self, index: int, spans: Sequence[TextSpan], end: str | None) -> dict[str, Any]:
         """Return a chunk with new text of choice *index*, or with its finish reason *end*."""
-        is_first = index not in self._started
-        self._started.add(index)
-        choice = {
-            "index": index,
-            **self.format.delta(texts, is_first=is_first),
-            "logprobs": None,
-            "finish_reason": end,
-        }
+        delta = self.format.delta(spans, self._call_prefix(index))
+        if index not in self._started:
+            self._started.add(index)
+            delta = self.format.first(delta)
+        choice = {"index": index, **delta, "logprobs": None, "finish_reason": end}
         # With usage asked for, OpenAI's chunks hold a null until the last one.
         usage = {"usage": None} if self.include_usage else {}
         return {**self._head(self.format.chunk_object), "choices": [choice], **usage}
@@ -111,6 +153,9 @@ class Reply:
     def index(self, job: int, choice: int) -> int:
         """Return the number in this reply of a job's choice."""
         return job * self.num_choices + choice
+
+    def _call_prefix(self, index: int) -> str:
+        return f"call_{self.job_ids[0]}_{index}"
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {
@@ -139,6 +184,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -148,4 +194,5 @@ def total(usages: list[Usage]) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
     )

@@ -1,6 +1,6 @@
 """The bodies of the text routes, and the jobs that they ask for."""
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from headwater.schemas import GenerationJob, ModelCard, Priority, SchemaError, StreamMode
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,6 +49,11 @@ class CompletionRequest(TextRequest):
 
     prompt: Prompt
 
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """GenerationJob's fields that only a completion has: its text is left as it comes."""
+        return {"split_channels": False}
+
     def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Return the prompts' token ids; raises ApiError."""
         return encode_prompts(tokenizer, self.prompt)
@@ -66,6 +71,18 @@ class ChatRequest(TextRequest):
     """What else the chat template may read: enable_thinking, ..."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    """To force a call would take a grammar."""
+
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """GenerationJob's fields that only a chat has."""
+        return {"tools": self._offered} if self._offered else {}
+
+    @property
+    def _offered(self) -> list[dict[str, Any]] | None:
+        return None if self.tool_choice == "none" else self.tools or None
 
     def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
         """Return the chat's token ids; raises ApiError."""
@@ -73,6 +90,7 @@ class ChatRequest(TextRequest):
             **self.chat_template_kwargs,
             "add_generation_prompt": self.add_generation_prompt and not self.continue_final_message,
             "continue_final_message": self.continue_final_message,
+            "tools": self._offered,
         }
         return [encode_messages(tokenizer, self.messages, variables)]
 
@@ -103,7 +121,7 @@ def jobs_of(
     # A worker may have changed the model behind the alias, and with it the tokenizer.
     card = models.card(request.model, refresh=True)
     tokenizer = models.tokenizer(request.model)
-    fields = job_fields(request.model_extra or {})
+    fields = {**request.own_fields, **job_fields(request.model_extra or {})}
     fields |= {
         "namespace": caller.namespace,
         "priority": choose_priority(caller, fields.get("priority")),

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from typing import TypeAlias
 
-from headwater.schemas import Channel
+from headwater.schemas import Channel, TextSpan
 
 from ..errors import StreamDiverged
 
-_Key: TypeAlias = tuple[int, Channel]
+_Key: TypeAlias = tuple[int, Channel, int | None]
 
 
 class SteadyText:
@@ -26,19 +26,20 @@ class SteadyText:
         """Expect what was sent so far once more."""
         self._awaited = {key: "".join(pieces) for key, pieces in self._sent.items()}
 
-    def take(self, choice: int, channel: Channel, text: str) -> str:
-        """Return the part of *text* that was not sent yet; raises StreamDiverged."""
-        key = (choice, channel)
+    def take(self, choice: int, span: TextSpan) -> TextSpan | None:
+        """Return the part of *span* that was not sent yet; raises StreamDiverged."""
+        key = (choice, span.channel, span.index)
+        is_known = key in self._sent
         awaited = self._awaited.get(key, "")
-        overlap = min(len(awaited), len(text))
-        if awaited[:overlap] != text[:overlap]:
+        overlap = min(len(awaited), len(span.text))
+        if awaited[:overlap] != span.text[:overlap]:
             raise StreamDiverged("the job started over and came to another text: ask again")
         if awaited:
             self._awaited[key] = awaited[overlap:]
-        new = text[overlap:]
-        if new:
-            self._sent[key].append(new)
-        return new
+        new = span.after(overlap)
+        self._sent[key].append(new.text)
+        # A call's first span may hold its name alone.
+        return new if new.text or not is_known else None
 
     def finish(self) -> None:
         """Check that nothing that was sent is missing; raises StreamDiverged."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from headwater.schemas import Channel, Finished, HeadwaterError, Usage
+from headwater.schemas import Finished, HeadwaterError, Usage
 
 from ..stream_reader import Ended, Output, Restart
 from . import sse
@@ -138,12 +138,10 @@ class _ReplyStream:
         return []
 
     def _output(self, job: int, output: Output) -> list[bytes]:
-        texts: defaultdict[Channel, str] = defaultdict(str)
-        for span in output.text:
-            texts[span.channel] += self._texts[job].take(output.choice, span.channel, span.text)
-        if any(texts.values()):
+        taken = (self._texts[job].take(output.choice, span) for span in output.text)
+        if spans := [span for span in taken if span is not None]:
             index = self.reply.index(job, output.choice)
-            self._entry.append(self.reply.chunk(index, texts, None))
+            self._entry.append(self.reply.chunk(index, spans, None))
         return self._flush(output) if output.is_last else []
 
     def _end(self, job: int, ended: Ended) -> list[bytes]:
@@ -153,7 +151,7 @@ class _ReplyStream:
         self._usages.append(ended.event.usage)
         for choice in ended.event.choices:
             index = self.reply.index(job, choice.choice)
-            self._entry.append(self.reply.chunk(index, {}, choice.finish_reason))
+            self._entry.append(self.reply.chunk(index, (), choice.finish_reason))
         if self.reply.include_usage and len(self._usages) == len(self.reply.job_ids):
             self._entry.append(self.reply.usage_chunk(total(self._usages)))
         return self._flush(ended)
