@@ -9,6 +9,7 @@ from headwater.schemas import HeadwaterError
 
 from ..stream_reader import Ended, TailItem
 
+_CLOSE_AGAIN_S = 1.0
 _AHEAD = 64
 """Items read before the client has taken them."""
 
@@ -34,6 +35,7 @@ class Feed:
             asyncio.create_task(self._read(number, tail)) for number, tail in enumerate(tails)
         ]
         self._reading = set(self._tasks)
+        self._is_closed = False
 
     async def next(self, timeout_s: float) -> FeedItem | None:
         """Return the next item, or None after *timeout_s* without one.
@@ -58,21 +60,29 @@ class Feed:
 
     def close(self) -> None:
         """Let go of the tails; harmless when repeated."""
+        self._is_closed = True
         # A tail that is closing its connection already must not be disturbed in it.
         for task in self._reading:
             task.cancel()
-        self._reading.clear()
 
     async def closed(self) -> None:
         """Wait until the tails' connections are given back."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pending = set(self._tasks)
+        while pending:
+            _, pending = await asyncio.wait(pending, timeout=_CLOSE_AGAIN_S)
+            # Seen with redis-py 8.1: a read that is cancelled while its reply arrives goes on.
+            self.close()
 
     async def _read(self, number: int, tail: AsyncGenerator[TailItem, None]) -> None:
         async with aclosing(tail):
             try:
                 async for item in tail:
+                    if self._is_closed:
+                        return
                     await self._queue.put(FeedItem(number, item))
                     if isinstance(item, Ended):
                         self._reading.discard(self._tasks[number])
             except HeadwaterError as error:
                 await self._queue.put(error)
+            finally:
+                self._reading.discard(self._tasks[number])

@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx2
 import pytest
+import structlog
 from headwater.producer.api.server import ApiServer, build_server
 from headwater.producer.api.settings import ApiSettings
 from headwater.producer.client import Producer
 from headwater.producer.embedded import EmbeddedServer
+from headwater.schemas import keys
 from headwater.worker.engine.random_model import write_random_model
 from openai import OpenAI
 
@@ -58,6 +61,14 @@ class RunningApi:
 
 
 StartApi = Callable[..., RunningApi]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _quiet() -> Iterator[None]:
+    """Servers log from threads of their own, which pytest can't tell from its own output."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="module")
@@ -139,8 +150,44 @@ def client(api: RunningApi) -> Iterator[OpenAI]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def http(api: RunningApi) -> Iterator[httpx2.Client]:
+    """A plain client of it."""
+    with httpx2.Client(base_url=api.url, timeout=60) as client:
+        yield client
+
+
 @pytest.fixture
 def producer(queue: EmbeddedServer) -> Iterator[Producer]:
     """A look at the queue without the server."""
     with Producer(queue.url) as producer:
         yield producer
+
+
+@pytest.fixture
+def idle(producer: Producer, worker: object) -> Iterator[str]:
+    """The alias of a model that no worker serves any more: its jobs wait."""
+    card = producer.models.card(ALIAS).model_copy(update={"alias": "idle"})
+    producer.redis.set(keys.model_card_key("idle"), card.encode())
+    yield "idle"
+    producer.redis.delete(keys.model_card_key("idle"))
+
+
+class Event(NamedTuple):
+    """One server-sent event."""
+
+    id: str | None
+    name: str | None
+    data: str
+
+
+def parse_events(lines: Iterator[str]) -> Iterator[Event]:
+    """Yield the events of a response's lines; comments are left out."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield Event(fields.get("id"), fields.get("event"), fields["data"])
+            fields = {}

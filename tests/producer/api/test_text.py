@@ -3,11 +3,26 @@
 from collections import defaultdict
 from typing import Any
 
+import pytest
 from openai import OpenAI
 
 from .conftest import ALIAS
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
+CHAT: dict[str, Any] = {
+    "model": ALIAS,
+    "messages": MESSAGES,
+    "max_tokens": 24,
+    "seed": 7,
+    "extra_body": {"ignore_eos": True},
+}
+TEXT: dict[str, Any] = {
+    "model": ALIAS,
+    "prompt": "Once upon a time",
+    "max_tokens": 24,
+    "temperature": 0,
+    "extra_body": {"ignore_eos": True},
+}
 
 
 def test_the_models_that_workers_announced_are_listed(client: OpenAI) -> None:
@@ -16,38 +31,29 @@ def test_the_models_that_workers_announced_are_listed(client: OpenAI) -> None:
 
 
 def test_a_chat_is_answered(client: OpenAI) -> None:
-    reply = client.chat.completions.create(
-        model=ALIAS, messages=MESSAGES, max_tokens=8, temperature=0
-    )
+    reply = client.chat.completions.create(**CHAT)
 
     (choice,) = reply.choices
     assert choice.message.role == "assistant"
     assert choice.message.content
     assert choice.finish_reason == "length"
+    assert reply.model == ALIAS
     assert reply.usage is not None
     assert reply.usage.prompt_tokens == len("[user]Hello[assistant]")
-    assert reply.usage.completion_tokens == 8
-    assert reply.usage.total_tokens == reply.usage.prompt_tokens + 8
+    assert reply.usage.completion_tokens == 24
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + 24
 
 
 def test_a_streamed_chat_is_the_whole_one_in_pieces(client: OpenAI) -> None:
-    asked: dict[str, Any] = {
-        "model": ALIAS,
-        "messages": MESSAGES,
-        "max_completion_tokens": 40,
-        "seed": 7,
-        "n": 3,
-        "extra_body": {"ignore_eos": True},
-    }
-    whole = client.chat.completions.create(**asked)
-    chunks = list(
-        client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    whole = client.chat.completions.create(**CHAT, n=3)
+    *chunks, last = client.chat.completions.create(
+        **CHAT, n=3, stream=True, stream_options={"include_usage": True}
     )
 
     texts: defaultdict[int, str] = defaultdict(str)
-    ends = {}
+    ends: dict[int, str] = {}
     roles = defaultdict(list)
-    for chunk in chunks[:-1]:
+    for chunk in chunks:
         (choice,) = chunk.choices
         assert chunk.usage is None
         texts[choice.index] += choice.delta.content or ""
@@ -59,6 +65,134 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces(client: OpenAI) -> None:
     assert len(set(texts.values())) == 3
     assert ends == {choice.index: choice.finish_reason for choice in whole.choices}
     assert roles == {0: ["assistant"], 1: ["assistant"], 2: ["assistant"]}
-    assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 120
-    assert len({chunk.id for chunk in chunks}) == 1
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.completion_tokens == whole.usage.completion_tokens == 72
+    assert len({chunk.id for chunk in [*chunks, last]}) == 1
+
+
+def test_a_stream_has_no_usage_unless_asked_for(client: OpenAI) -> None:
+    chunks = list(client.chat.completions.create(**CHAT, stream=True))
+
+    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
+
+
+def test_a_text_is_completed_alike_streamed_and_whole(client: OpenAI) -> None:
+    whole = client.completions.create(**TEXT)
+    chunks = client.completions.create(**TEXT, stream=True)
+
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 24
+
+
+def test_a_completion_without_max_tokens_gets_openais_sixteen(client: OpenAI) -> None:
+    reply = client.completions.create(
+        model=ALIAS, prompt="x", temperature=0, extra_body={"ignore_eos": True}
+    )
+
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 16
+
+
+def test_token_ids_are_a_prompt_as_good_as_their_text(client: OpenAI) -> None:
+    text = client.completions.create(**TEXT)
+    # The tiny model's tokens are bytes, numbered in the order of their letters.
+    prompt_ids = [_token_id(letter) for letter in TEXT["prompt"]]
+
+    ids = client.completions.create(**{**TEXT, "prompt": prompt_ids})
+
+    assert ids.choices[0].text == text.choices[0].text
+
+
+def _token_id(letter: str) -> int:
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return letters.index("Ġ" if letter == " " else letter)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_many_prompts_of_one_request_are_numbered_choices(client: OpenAI, stream: bool) -> None:
+    prompts = ["Once", "upon", "a"]
+    alone = [client.completions.create(**{**TEXT, "prompt": each}) for each in prompts]
+
+    asked = {**TEXT, "prompt": prompts, "n": 2, "stream": stream}
+    reply = client.completions.create(**asked)
+
+    texts: defaultdict[int, str] = defaultdict(str)
+    for part in reply if stream else [reply]:
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+    expected = [one.choices[0].text for one in alone for _ in range(2)]
+    assert [texts[index] for index in range(6)] == expected
+
+
+def test_a_repeated_prompt_counts_as_cached(client: OpenAI) -> None:
+    asked = {**TEXT, "prompt": "The same long beginning of a prompt. " * 4}
+    client.completions.create(**asked)
+
+    again = client.completions.create(**asked)
+
+    assert again.usage is not None
+    assert again.usage.prompt_tokens_details is not None
+    assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
+
+
+@pytest.mark.parametrize("stop_form", [str, list])
+def test_a_stop_string_ends_the_text_before_it(client: OpenAI, stop_form: type) -> None:
+    text = client.completions.create(**TEXT).choices[0].text
+    stop = text[5:7]
+
+    reply = client.completions.create(**TEXT, stop=stop if stop_form is str else ["zzz", stop])
+
+    assert reply.choices[0].text == text[: text.index(stop)]
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_the_same_seed_gives_the_same_text_and_another_one_another(client: OpenAI) -> None:
+    texts = [
+        client.chat.completions.create(**{**CHAT, "seed": seed}).choices[0].message.content
+        for seed in (1, 1, 2)
+    ]
+
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_fields_of_a_job_pass_by_their_own_names(client: OpenAI) -> None:
+    greedy = client.completions.create(**TEXT)
+    asked = {**TEXT, "temperature": 1.0, "extra_body": {"ignore_eos": True, "top_k": 1}}
+
+    only_the_likeliest = client.completions.create(**asked)
+
+    assert only_the_likeliest.choices[0].text == greedy.choices[0].text
+
+
+def test_content_in_parts_and_the_developers_role_are_a_plain_chat(client: OpenAI) -> None:
+    plain = [{"role": "system", "content": "Be\nbrief"}, {"role": "user", "content": "Hello"}]
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief"}]
+    modern = [{"role": "developer", "content": parts}, {"role": "user", "content": "Hello"}]
+
+    replies = [
+        client.chat.completions.create(**{**CHAT, "messages": messages})
+        for messages in (plain, modern)
+    ]
+
+    assert replies[0].usage.prompt_tokens == replies[1].usage.prompt_tokens
+    assert replies[0].choices[0].message.content == replies[1].choices[0].message.content
+
+
+def test_a_final_assistant_message_is_continued(client: OpenAI) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": "Well,"}]
+    body = {"ignore_eos": True, "continue_final_message": True}
+
+    reply = client.chat.completions.create(**{**CHAT, "messages": messages, "extra_body": body})
+
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens == len("[user]Hello[assistant]Well,")
+
+
+def test_the_reply_names_its_job(client: OpenAI) -> None:
+    raw = client.chat.completions.with_raw_response.create(**CHAT)
+
+    assert raw.parse().id == "chatcmpl-" + raw.headers["X-Headwater-Job"]
