@@ -150,7 +150,8 @@ class Flight:
         except (RedisError, ServerUnavailable) as error:
             self._wait_out(error)
             return []
-        self._failing_since = None
+        if not self._waiting:
+            self._failing_since = None
         return list(self._take_done())
 
     def cancel_queued(self) -> None:
@@ -192,7 +193,9 @@ class Flight:
             while self._waiting:
                 self._submit(self._waiting[: self._chunk])
                 del self._waiting[: self._chunk]
+            self._failing_since = None
         except QueueFull:
+            self._failing_since = None
             if not self._jobs:
                 time.sleep(_PAUSE_S)
         except (RedisError, ServerUnavailable) as error:
@@ -332,7 +335,7 @@ class Flight:
             self._failing_since = now
         if now - self._failing_since >= _OUTAGE_S:
             raise ServerUnavailable(
-                f"no answer from the server for {_OUTAGE_S:.0f} s ({error})"
+                f"the server has failed for {_OUTAGE_S:.0f} s ({error})"
             ) from error
         time.sleep(_PAUSE_S)
 

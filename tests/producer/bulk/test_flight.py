@@ -1,6 +1,7 @@
 """Flight against a real server, with a test in the worker's place."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import orjson
 import pytest
@@ -10,6 +11,8 @@ from headwater.producer.bulk.lines import Line
 from headwater.producer.bulk.rows import ReadyRow, RowParser
 from headwater.producer.client import Producer, SubmitSettings
 from headwater.producer.client_queue import job_key
+from headwater.producer.errors import ServerUnavailable
+from headwater.producer.soak.fleet import SoakServer
 from headwater.schemas import (
     Cancelled,
     ChoiceEnd,
@@ -21,6 +24,7 @@ from headwater.schemas import (
     Started,
     Timings,
     Usage,
+    encode_fields,
     keys,
 )
 from redis import Redis
@@ -72,6 +76,13 @@ def end(redis: Redis, write: WriteEntry, set_status: SetStatus) -> Callable[...,
         set_status(job_id, status)
 
     return end
+
+
+def write_end(redis: Redis, job_id: str) -> None:
+    """End a job on another server than the tests' own."""
+    events = (Started(worker_id="w", sampler_version=1), finished(job_id))
+    for number, event in enumerate(events):
+        redis.xadd(keys.stream_key(job_id), encode_fields(event), id=f"1-{number}")
 
 
 def finished(text: str) -> Finished:
@@ -290,6 +301,51 @@ def test_a_row_that_the_client_refuses_harms_no_other(
 
     assert "another tokenizer" in str(found[1].error)
     assert [len(outcome.results) for outcome in found] == [1, 0, 1]
+
+
+def test_a_server_that_restarts_is_waited_for(
+    tmp_path: Path, card: ModelCard, rows: list[ReadyRow]
+) -> None:
+    settings = SubmitSettings(check_model=False)
+    with (
+        SoakServer(tmp_path) as server,
+        Redis.from_url(server.url) as redis,
+        Producer(server.url, settings) as producer,
+    ):
+        flight = Flight(producer, card, "run", size=8)
+        flight.submit(rows[:2])
+        # What it has confirmed less than a second ago may be lost with it.
+        redis.execute_command("WAITAOF", 1, 0, 0)
+        server.restart()
+        write_end(redis, "run-1")
+        write_end(redis, "run-2")
+        found = collect(flight, 2)
+        flight.close()
+
+    assert [outcome.job_ids for outcome in found] == [("run-1",), ("run-2",)]
+
+
+def test_a_server_that_takes_nothing_is_waited_for_but_not_for_ever(
+    make_flight: MakeFlight,
+    redis: Redis,
+    rows: list[ReadyRow],
+    end: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flight = make_flight()
+    redis.config_set("maxmemory", 1)
+    try:
+        flight.submit(rows[:1])
+        assert flight.collect() == []
+        monkeypatch.setattr(flights, "_OUTAGE_S", 0.0)
+        with pytest.raises(ServerUnavailable, match="maxmemory"):
+            flight.collect()
+    finally:
+        redis.config_set("maxmemory", 0)
+    flight.collect()
+    end("run-1")
+
+    assert len(collect(flight, 1)) == 1
 
 
 def test_what_is_forgotten_leaves_nothing_on_the_server(

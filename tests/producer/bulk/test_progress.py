@@ -1,8 +1,10 @@
+import io
 import os
 import signal
+import sys
 
 import pytest
-from headwater.producer.bulk.progress import PlainLines, Tally
+from headwater.producer.bulk.progress import PlainLines, Tally, display
 from headwater.producer.bulk.stopping import StopSignal
 
 
@@ -54,3 +56,22 @@ def test_the_first_signal_is_a_wish_and_the_second_one_an_order() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+class Terminal(io.StringIO):
+    """Standard error on a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_a_bar_with_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("TERM", "xterm")
+
+    with display() as shown:
+        shown.show(Tally(200, good=50))
+
+    assert "50/200 rows, 0 errors" in terminal.getvalue()
