@@ -1,6 +1,6 @@
 """Scenarios whose jobs are all there at the start, with and without prefixes in common."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .scenario import Contest, OpenQueue, Scenario, setting
 
@@ -28,8 +28,11 @@ class SharedPrefixSettings:
     """Flags of scenario shared-prefix."""
 
     model: str = setting("demo", _MODEL)
+    model_kind: str = setting(
+        "", "Instead of --model, random weights: hybrid, sliding or recurrent."
+    )
     jobs: int = setting(16, "Jobs that share one prefix.")
-    shared_tokens: int = setting(512, "Tokens of the prefix.")
+    shared_tokens: int = setting(0, "Tokens of the prefix; 0: 512, with --model-kind 1024.")
     own_tokens: int = setting(16, "Tokens of each prompt behind it.")
     new_tokens: int = setting(16, _NEW)
     batch: int = setting(32, _BATCH)
@@ -77,6 +80,12 @@ def _prepare_shared_prefix(settings: SharedPrefixSettings, _: OpenQueue) -> Cont
     return prepare_shared_prefix(settings)
 
 
+def _complete_shared_prefix(settings: SharedPrefixSettings) -> SharedPrefixSettings:
+    if settings.shared_tokens:
+        return settings
+    return replace(settings, shared_tokens=1024 if settings.model_kind else 512)
+
+
 def _prepare_nested_prefix(settings: NestedPrefixSettings, _: OpenQueue) -> Contest:
     from .generation_contest import prepare_nested_prefix
 
@@ -103,6 +112,7 @@ SHARED_PREFIX = Scenario(
     settings=SharedPrefixSettings,
     prepare=_prepare_shared_prefix,
     quick={"jobs": 4, "shared_tokens": 128, "new_tokens": 4},
+    complete=_complete_shared_prefix,
     measures_memory=True,
 )
 NESTED_PREFIX = Scenario(

@@ -18,6 +18,7 @@ from .chat_scenarios import MixedSettings, MultiTurnSettings
 from .environment import version
 from .record import Record
 from .report import Figures
+from .random_kinds import random_lab
 from .scenario import Contest, Peer
 from .sides import Lab, run_mlx_lm, run_ours
 from .workload import ALIAS, Arrivals, Prompts, make_job
@@ -62,7 +63,7 @@ def prepare_unique(settings: UniqueSettings) -> Contest:
 
 def prepare_shared_prefix(settings: SharedPrefixSettings) -> Contest:
     """One prefix for all."""
-    lab = Lab(settings.model)
+    lab = random_lab(settings.model_kind) if settings.model_kind else Lab(settings.model)
     prompts = Prompts(lab.loaded.vocab_size)
     shared = prompts.tokens(settings.shared_tokens)
     return _batch_contest(

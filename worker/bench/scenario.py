@@ -89,6 +89,8 @@ class Scenario(Generic[S]):
     """Settings that keep a run under 20 s."""
     repeat: int = 3
     quick_repeat: int = 1
+    complete: Callable[[S], S] = lambda settings: settings
+    """Fills in settings whose defaults depend on others."""
     measures_memory: bool = False
     """Whether each side runs once more in a process of its own, for its peaks of memory."""
 
@@ -114,6 +116,7 @@ def run_scenario(
     """
     if quick:
         settings = replace(settings, **scenario.quick)
+    settings = scenario.complete(settings)
     num_runs = repeat or (scenario.quick_repeat if quick else scenario.repeat)
     contest = scenario.prepare(settings, open_queue)
     ours, *peers = _run_in_turn(contest, num_runs)

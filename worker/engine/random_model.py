@@ -1,12 +1,13 @@
-"""A tiny random model on disk: for runs that test everything but what a model says."""
+"""Random models on disk: for runs that test or measure everything but what a model says."""
 
 import json
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
 import mlx.core as mx
 from mlx.utils import tree_map_with_path
-from mlx_lm.models import llama
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 _END: Final = 256
@@ -25,16 +26,22 @@ _ARGUMENTS: Final[dict[str, Any]] = {
 }
 
 
-def write_random_model(directory: Path, *, seed: int = 0) -> Path:
-    """Write a float32 llama of 40 thousand weights, and a tokenizer of single bytes, and return
-    *directory*. The same *seed* gives the same weights.
+def write_random_model(
+    directory: Path, *, seed: int = 0, config: Mapping[str, Any] = _ARGUMENTS
+) -> Path:
+    """Write a float32 model and a tokenizer of single bytes; return *directory*.
+
+    *config* is what stands in config.json, by default a llama of 40 thousand weights. The same
+    *seed* gives the same weights.
     """
     mx.random.seed(seed)
-    model = llama.Model(llama.ModelArgs(**_ARGUMENTS))
+    family = import_module(f"mlx_lm.models.{config['model_type']}")
+    model = family.Model(family.ModelArgs.from_dict(dict(config)))
     weights: dict[str, mx.array] = {}
 
     def draw(path: str, weight: mx.array) -> mx.array:
-        if weight.ndim > 1:
+        # Convolutions have an order of axes of their own, and small sums.
+        if weight.ndim > 1 and "conv" not in path:
             # Widely: with the usual start every position predicts nearly the same.
             scale = 1.0 if "embed" in path else 1.5 * weight.shape[-1] ** -0.5
             weight = scale * mx.random.normal(weight.shape)
@@ -43,7 +50,7 @@ def write_random_model(directory: Path, *, seed: int = 0) -> Path:
 
     tree_map_with_path(draw, model.parameters())
     mx.save_safetensors(str(directory / "model.safetensors"), weights, {"format": "mlx"})
-    (directory / "config.json").write_text(json.dumps({**_ARGUMENTS, "eos_token_id": _END}))
+    (directory / "config.json").write_text(json.dumps({**config, "eos_token_id": _END}))
     _byte_tokenizer().save(str(directory / "tokenizer.json"))
     return directory
 

@@ -3,7 +3,7 @@
 import pytest
 from headwater.worker.bench import memory
 from headwater.worker.bench.registry import SCENARIOS
-from headwater.worker.bench.scenario import run_scenario
+from headwater.worker.bench.scenario import BenchError, run_scenario
 
 SMALL = {
     "unique": {"jobs": 4, "longest": 64, "new_tokens": 4},
@@ -39,6 +39,31 @@ def test_we_compute_a_shared_prefix_once_and_the_peer_for_each(name, tiny_folder
 
     assert found.ratio["computed_over_unique"] == 1.0
     assert found.peers[0]["prompt_tokens_computed"] == found.ours["prompt_tokens"]
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "sliding", "recurrent"])
+def test_a_random_model_of_each_kind_computes_a_shared_prefix_once(kind):
+    found = report("shared-prefix", "", model_kind=kind, jobs=3, shared_tokens=48, new_tokens=2)
+
+    assert found.settings["model_kind"] == kind
+    assert found.ratio["computed_over_unique"] == 1.0
+    assert found.ratio["same_text"] == 1.0
+
+
+def test_an_unknown_kind_of_model_is_named_with_those_there_are():
+    with pytest.raises(BenchError, match="choose one of hybrid, sliding, recurrent"):
+        report("shared-prefix", "", model_kind="plain")
+
+
+def test_the_prefix_is_longer_for_random_models_unless_said_otherwise():
+    complete = SCENARIOS["shared-prefix"].complete
+    settings = SCENARIOS["shared-prefix"].settings
+
+    lengths = [
+        complete(settings(model_kind=kind, shared_tokens=asked)).shared_tokens
+        for kind, asked in (("", 0), ("hybrid", 0), ("hybrid", 7))
+    ]
+    assert lengths == [512, 1024, 7]
 
 
 def test_every_choice_is_counted(tiny_folder):
