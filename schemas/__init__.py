@@ -6,6 +6,7 @@ from .errors import HeadwaterError, SchemaError
 from .events import (
     END_TYPES,
     FENCE_TYPES,
+    CachedTokens,
     Cancelled,
     Channel,
     ChoiceEnd,
@@ -51,6 +52,7 @@ __all__ = [
     "END_TYPES",
     "FENCE_TYPES",
     "SCHEMA_VERSION",
+    "CachedTokens",
     "Cancelled",
     "Channel",
     "ChoiceEnd",

@@ -148,6 +148,15 @@ class ChoiceEnd(WireModel):
     """Of every output token, for a job with stream="final" that asks for them."""
 
 
+class CachedTokens(WireModel):
+    """Where a job's cached prompt tokens came from."""
+
+    memory: int = Field(default=0, ge=0)
+    disk: int = Field(default=0, ge=0)
+    in_flight: int = Field(default=0, ge=0)
+    """Another job computed them while this one waited for them."""
+
+
 class Usage(WireModel):
     """Token counts of a job. Prompt tokens = cached tokens + tokens computed."""
 
@@ -155,6 +164,8 @@ class Usage(WireModel):
     completion_tokens: int = Field(ge=0)
     cached_tokens: int = Field(default=0, ge=0)
     """Prompt tokens whose keys and values were reused."""
+    cached_from: CachedTokens = CachedTokens()
+    """The same tokens by where they were."""
     reasoning_tokens: int = Field(default=0, ge=0)
     """Completion tokens that the model spent on reasoning, its markers not counted."""
 

@@ -2,19 +2,23 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from .admission import ModelLimits
+from .cold_prefixes import ColdPrefixes
+from .disk_tier import DiskFolder, DiskTier
 from .engine.adapters import AdaptedModel, AdapterRunner, adapt
 from .engine.channel_families import AUTO, infer_family
 from .engine.device import is_asynchronous
 from .engine.engine import Engine
 from .engine.loading import LoadedModel
-from .engine.memory import default_budget_bytes, measure_row_cost
+from .engine.memory import default_budget_bytes, example_segment, measure_row_cost
 from .engine.parity import choose_runner
 from .engine.runner import DeviceSegment, ModelRunner
 from .engine.sampler import SAMPLER_VERSION, Sampler
+from .engine.segment_codec import SegmentCodec
 from .grammars import Grammars
 from .job_opening import JobOpener
 from .loop import EventSink, GenerationLoop
@@ -34,6 +38,9 @@ class LoopSettings:
     prefill_chunk: int | None = None
     kv_budget_bytes: int | None = None
     """None: a share of the memory that is free now."""
+    cache_dir: Path | None = None
+    """None: prefixes are kept in memory only."""
+    cache_disk_bytes: int = 10 * 2**30
     snapshot_stride: int = 512
     max_wait_s: float = 30.0
     checkpoint_s: float = 5.0
@@ -50,8 +57,11 @@ def build_loop(
     metrics: WorkerMetrics,
     *,
     runner: ModelRunner | None = None,
+    wake: Callable[[], None] = lambda: None,
 ) -> GenerationLoop:
     """Return a loop over *loaded*; call it on the thread that loaded the model.
+
+    *wake* is called from another thread when an idle loop has something to do.
 
     Without a *runner*, one that has no rows, the fastest right one is chosen; raises
     EngineUnsound when the model computes nonsense.
@@ -79,14 +89,15 @@ def build_loop(
         adapters=tuple(adapted),
     )
     vocabulary = Vocabulary(loaded.tokenizer)
+    scheduler = Scheduler(
+        cache,
+        policy,
+        model_key=loaded.fingerprint,
+        adapter_keys={alias: each.fingerprint for alias, each in adapted.items()},
+    )
     return GenerationLoop(
         Engine(_with_adapters(base, adapted), Sampler(loaded.vocab_size, loaded.eos_token_ids)),
-        Scheduler(
-            cache,
-            policy,
-            model_key=loaded.fingerprint,
-            adapter_keys={alias: each.fingerprint for alias, each in adapted.items()},
-        ),
+        scheduler,
         JobOpener(
             vocabulary,
             loaded.eos_token_ids,
@@ -105,6 +116,7 @@ def build_loop(
         metrics,
         pipelined=is_asynchronous(),
         checkpoint_s=settings.checkpoint_s,
+        cold=_cold_prefixes(loaded, settings, base, cache, scheduler, wake),
     )
 
 
@@ -114,3 +126,21 @@ def _with_adapters(base: ModelRunner, adapted: Mapping[str, AdaptedModel]) -> Mo
     # What is right for the model is right for its twins.
     like: Callable[[Any], ModelRunner] = type(base)
     return AdapterRunner(base, {alias: like(each.model) for alias, each in adapted.items()})
+
+
+def _cold_prefixes(
+    loaded: LoadedModel,
+    settings: LoopSettings,
+    runner: ModelRunner,
+    cache: PrefixCache[DeviceSegment],
+    scheduler: Scheduler[DeviceSegment],
+    wake: Callable[[], None],
+) -> ColdPrefixes | None:
+    if settings.cache_dir is None:
+        return None
+    # Files outlive the libraries that they were computed with.
+    fingerprint = f"{loaded.fingerprint} mlx-lm {metadata.version('mlx-lm')}"
+    folder = DiskFolder(settings.cache_dir, fingerprint)
+    tier = DiskTier(folder, fingerprint, settings.cache_disk_bytes)
+    codec = SegmentCodec(loaded.new_caches(), example_segment(runner))
+    return ColdPrefixes(tier, codec, cache, scheduler, wake)

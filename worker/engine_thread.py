@@ -21,11 +21,15 @@ class HandBack:
     reason: str
 
 
+class Wake:
+    """Something is there that the loop waits for."""
+
+
 class Stop:
     """End the thread."""
 
 
-Control: TypeAlias = Message | HandBack | Stop
+Control: TypeAlias = Message | HandBack | Wake | Stop
 
 
 class BoundedSink(EventSink, Protocol):
@@ -106,7 +110,7 @@ class EngineThread:
                 return False
             self._act(loop, message)
 
-    def _act(self, loop: GenerationLoop, message: Message | HandBack) -> None:
+    def _act(self, loop: GenerationLoop, message: Message | HandBack | Wake) -> None:
         if isinstance(message, Admit):
             loop.admit(message.claim)
         elif isinstance(message, Cancel):
@@ -114,5 +118,5 @@ class EngineThread:
         elif isinstance(message, Drop):
             loop.drop(message.job_id)
             self._sink.forget(message.job_id)
-        else:
+        elif isinstance(message, HandBack):
             loop.hand_back(message.reason)

@@ -3,6 +3,8 @@
 from collections import deque
 from typing import Any
 
+from headwater.schemas import CachedTokens
+
 from .job_run import JobRun
 from .metrics import WorkerMetrics
 from .scheduler import Scheduler, StepPlan
@@ -70,10 +72,20 @@ class Figures:
 
     def _first_token(self, run: JobRun, sequence: Sequence, now: float) -> None:
         run.first_token_s = now
-        run.num_cached_tokens = min(sequence.num_cached_tokens, sequence.num_prompt_tokens)
+        run.cached = _cached(sequence)
         computed = sequence.num_prompt_tokens - run.num_cached_tokens
         self.num_prompt_tokens += sequence.num_prompt_tokens
         self.num_computed_prompt_tokens += computed
         self._metrics.computed.inc(computed)
         self._metrics.reused.inc(run.num_cached_tokens)
+        for source, num_tokens in run.cached.model_dump().items():
+            self._metrics.cached.labels(source).inc(num_tokens)
         self._metrics.ttft.observe(now - run.started_s)
+
+
+def _cached(sequence: Sequence) -> CachedTokens:
+    """Return the prompt tokens that a sequence did not compute, by where they came from."""
+    num_cached = min(sequence.num_cached_tokens, sequence.num_prompt_tokens)
+    disk = min(sequence.num_disk_tokens, num_cached)
+    in_flight = min(sequence.num_in_flight_tokens, num_cached - disk)
+    return CachedTokens(memory=num_cached - disk - in_flight, disk=disk, in_flight=in_flight)

@@ -1,9 +1,10 @@
 """JobRun: one claimed job on its way through the engine: its sequences, their text, its end."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwater.schemas import (
+    CachedTokens,
     ChoiceEnd,
     DeltaPart,
     Embedding,
@@ -62,13 +63,18 @@ class JobRun:
     """When it must have ended, on the same clock."""
     first_token_s: float | None = None
     last_token_s: float | None = None
-    num_cached_tokens: int = 0
+    cached: CachedTokens = field(default_factory=CachedTokens)
     """Prompt tokens that were reused when the first new token came."""
 
     @property
     def job(self) -> GenerationJob:
         """What was asked for."""
         return self.claim.job
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were reused, wherever they came from."""
+        return self.cached.memory + self.cached.disk + self.cached.in_flight
 
     @property
     def is_complete(self) -> bool:
@@ -103,6 +109,7 @@ class JobRun:
                 prompt_tokens=len(self.job.prompt_token_ids),
                 completion_tokens=sum(self._num_new_tokens(choice) for choice in self.choices),
                 cached_tokens=self.num_cached_tokens,
+                cached_from=self.cached,
                 reasoning_tokens=sum(c.text.num_reasoning_tokens for c in self.choices),
             ),
             timings=Timings(

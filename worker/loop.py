@@ -16,6 +16,7 @@ from headwater.schemas import (
 )
 
 from .admission import ModelLimits, check
+from .cold_prefixes import ColdPrefixes
 from .engine.engine import Engine, FailedRow, PendingStep
 from .engine.runner import DeviceSegment
 from .errors import JobRejected
@@ -80,6 +81,7 @@ class GenerationLoop:
         *,
         pipelined: bool = True,
         checkpoint_s: float = 5.0,
+        cold: ColdPrefixes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
@@ -91,6 +93,8 @@ class GenerationLoop:
         self._metrics = metrics
         self._pipelined = pipelined
         self._checkpoint_s = checkpoint_s
+        self.cold = cold
+        """What the disk holds, where there is a disk tier."""
         self._clock = clock
         self._runs: dict[str, JobRun] = {}
         self._timed_runs: dict[str, JobRun] = {}
@@ -111,7 +115,10 @@ class GenerationLoop:
     @property
     def is_idle(self) -> bool:
         """Whether a step would do nothing."""
-        return not self._runs and self._in_flight is None and self._scheduler.is_idle
+        if self._in_flight is not None or not self._scheduler.is_idle:
+            return False
+        # A run that nobody schedules waits for the disk, which will wake us.
+        return not self._runs if self.cold is None else not self.cold.is_due
 
     def admit(self, claim: Claim) -> None:
         """Take a job in; one that can't run here ends as failed at once."""
@@ -158,6 +165,8 @@ class GenerationLoop:
         """Launch the next step of what runs, then handle the tokens that are due."""
         now = self._clock()
         self._fail_overdue(now)
+        if self.cold is not None:
+            self._move_prefixes(self.cold, now)
         if self._in_flight is not None and self._in_flight.step.is_awaited:
             self._read(self._in_flight)
             self._in_flight = None
@@ -172,6 +181,13 @@ class GenerationLoop:
     def _fail_overdue(self, now: float) -> None:
         for run in [run for run in self._timed_runs.values() if run.is_overdue(now)]:
             self._close(run, _failed(run.claim, _overdue(run.claim)))
+
+    def _move_prefixes(self, cold: ColdPrefixes, now: float) -> None:
+        """Let those go on whose prefixes the disk has brought."""
+        is_idle = self._in_flight is None
+        for sequence in cold.step(is_idle=is_idle):
+            if sequence in self._choices:
+                self._scheduler.add(sequence, now)
 
     def _launch(self, now: float) -> _InFlight | None:
         plan = self._scheduler.schedule(now)
@@ -203,7 +219,10 @@ class GenerationLoop:
             # The row is gone, or nothing of it is worth keeping.
             return []
         segment = self._engine.extract(commit.sequence, commit.start, commit.end)
-        return self._scheduler.commit(commit, segment)
+        prefix = self._scheduler.commit(commit, segment)
+        if self.cold is not None:
+            self.cold.committed(commit.sequence, commit.end)
+        return prefix
 
     def _read(self, launched: _InFlight) -> None:
         result = launched.step.read()
@@ -284,7 +303,8 @@ class GenerationLoop:
         for choice in choices:
             self._choices[choice.sequence] = (run, choice)
             if choice.text.stop is None:
-                self._scheduler.add(choice.sequence, now)
+                if self.cold is None or not self.cold.keeps_waiting(choice.sequence):
+                    self._scheduler.add(choice.sequence, now)
             else:
                 # The last attempt died between its last token and the end.
                 self._end_choice(choice, choice.text.stop)

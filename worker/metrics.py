@@ -24,6 +24,12 @@ class WorkerMetrics:
         self.generated = self._counter("generated_tokens", "Tokens generated")
         self.preemptions = self._counter("preemptions", "Rows preempted for memory")
         self.resumed = self._counter("resumed_attempts", "Attempts that continued another's text")
+        self.cached = Counter(
+            "headwater_cached_tokens",
+            "Prompt tokens not computed, by where they were",
+            ["source"],
+            registry=self.registry,
+        )
         self.ends = Counter(
             "headwater_jobs", "Jobs by how they ended", ["end"], registry=self.registry
         )

@@ -107,6 +107,11 @@ class PrefixCache(Generic[S]):
             num_tokens = node.end
         return Match(num_tokens, node) if num_tokens else Match(0, None)
 
+    def num_held(self, root_key: Hashable, token_ids: Sequence[int]) -> int:
+        """Return how many of the first *token_ids* are held; perhaps no row can go on there."""
+        root = self._roots.get(root_key)
+        return 0 if root is None else _descend(root, tuple(token_ids))[1]
+
     def pin(self, match: Match[S]) -> Node[S] | None:
         """Keep a match from eviction; return the node that ends where it ends.
 
@@ -141,10 +146,11 @@ class PrefixCache(Generic[S]):
 
     def segments(self, node: Node[S] | None) -> list[S]:
         """Return the adjacent segments that rebuild tokens [0, node.end)."""
-        if node is None:
-            return []
-        held = [above.held for above in _path_up(node) if above.held is not None]
-        return held[::-1]
+        return [each.held for each in self.path(node) if each.held is not None]
+
+    def path(self, node: Node[S] | None) -> list[Node[S]]:
+        """Return the nodes from the first token to the end of *node*."""
+        return [] if node is None else list(_path_up(node))[::-1]
 
     def insert(
         self, root_key: Hashable, token_ids: Sequence[int], start: int, segment: S

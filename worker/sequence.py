@@ -72,6 +72,12 @@ class Sequence:
     is planned, 2 between the launch of the next step and the reading of the last."""
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_disk_tokens: int = 0
+    """How many of those the disk tier brought for it."""
+    num_in_flight_tokens: int = 0
+    """How many of those another sequence computed while this one waited for them."""
+    loaded_span: tuple[int, int] = (0, 0)
+    """Tokens [start, end) that the disk tier brought into the prefix cache for it."""
     arrival_s: float = 0.0
     """On the scheduler's clock."""
     constraint: TokenConstraint | None = None

@@ -15,7 +15,7 @@ from headwater.schemas import WorkerStatus
 from redis.exceptions import RedisError
 
 from .announcement import Announcement
-from .engine_thread import EngineThread, HandBack
+from .engine_thread import EngineThread, HandBack, Wake
 from .health import HealthServer
 from .metrics import WorkerMetrics
 from .redis_client import connect
@@ -100,6 +100,8 @@ class Worker:
                 target_itl_ms=settings.target_itl_ms,
                 prefill_chunk=settings.prefill_chunk,
                 kv_budget_bytes=None if budget_mb is None else budget_mb * 2**20,
+                cache_dir=settings.cache_dir,
+                cache_disk_bytes=settings.cache_disk_mb * 2**20,
                 snapshot_stride=settings.snapshot_stride,
                 max_wait_s=settings.max_wait_s,
                 checkpoint_s=settings.checkpoint_s,
@@ -109,6 +111,7 @@ class Worker:
             ),
             self._station.publisher,
             self._metrics,
+            wake=lambda: self._engine.post(Wake()),
         )
         self._announcement = Announcement(
             connect(settings.redis),
@@ -168,6 +171,8 @@ class Worker:
         if self._death is not None:
             return 1
         self._engine.stop()
+        if (cold := self._engine.loop.result().cold) is not None:
+            cold.close()
         try:
             self._station.close()
         except RedisError as error:

@@ -1,5 +1,6 @@
 """WorkerSettings: every knob of the worker, read once from flags and HEADWATER_* variables."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, StringConstraints
@@ -51,6 +52,10 @@ class WorkerSettings(BaseSettings):
     """Fixed prefill chunk in tokens; without it the chunk adapts to target_itl_ms."""
     kv_budget_mb: int | None = Field(default=None, ge=1)
     """Running keys and values plus prefix cache; without it a share of the device's memory."""
+    cache_dir: Path | None = None
+    """Directory of prefixes that survive restarts; without it they are kept in memory only."""
+    cache_disk_mb: int = Field(default=10_240, ge=1)
+    """What the files in cache_dir may take together; the least recently used go."""
     snapshot_stride: int = Field(default=512, ge=16)
     """Models with windows or recurrent state keep a copy of it every so many prompt tokens."""
     max_wait_s: float = Field(default=30.0, gt=0)

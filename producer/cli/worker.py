@@ -52,6 +52,10 @@ def worker(
     kv_budget_mb: Annotated[
         int | None, _flag("--kv-budget-mb", "Running KV and prefix cache together, in MiB.")
     ] = None,
+    cache_dir: Annotated[
+        Path | None,
+        _flag("--cache-dir", "Directory of prefixes that survive restarts; default: none."),
+    ] = None,
     cpu_threads: Annotated[
         int | None, _flag("--cpu-threads", "Threads of the BLAS on a CPU; default: all cores.")
     ] = None,

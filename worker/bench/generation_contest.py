@@ -16,9 +16,9 @@ from .batch_scenarios import (
 )
 from .chat_scenarios import MixedSettings, MultiTurnSettings
 from .environment import version
+from .random_kinds import random_lab
 from .record import Record
 from .report import Figures
-from .random_kinds import random_lab
 from .scenario import Contest, Peer
 from .sides import Lab, run_mlx_lm, run_ours
 from .workload import ALIAS, Arrivals, Prompts, make_job

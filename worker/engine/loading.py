@@ -60,6 +60,11 @@ class LoadedModel:
     fingerprint: str
     """Keys and values may be shared only where it is equal."""
 
+    def new_caches(self) -> list[Any]:
+        """Return mlx-lm's caches of one row, empty."""
+        caches: list[Any] = make_prompt_cache(self.model)
+        return caches
+
     def card(self, alias: str, adapters: tuple[str, ...] = ()) -> ModelCard:
         """Return what producers are told of this model and its adapters."""
         return ModelCard(

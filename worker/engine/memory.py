@@ -80,6 +80,11 @@ def measure_row_cost(runner: ModelRunner, loaded: LoadedModel) -> RowCost:
     )
 
 
+def example_segment(runner: ModelRunner) -> DeviceSegment:
+    """Return what the prefix cache would store of a short row."""
+    return _probe(runner, _PROBE_TOKENS[0])
+
+
 def _probe(runner: ModelRunner, num_tokens: int) -> DeviceSegment:
     """Return what the prefix cache would store for a row of *num_tokens*."""
     job = GenerationJob(

@@ -61,17 +61,18 @@ class MemoryPlanner(Generic[S]):
 
     def evict(self) -> None:
         """Evict what the rows leave no room for."""
-        self._make_free(0)
+        self.make_free(0)
 
     def plan_commit(self, start: int, end: int) -> bool:
         """Make room in the cache for tokens [start, end), and count them, if they fit at all."""
         nbytes = self._footprint.commit_nbytes(start, end)
-        if not self._make_free(nbytes):
+        if not self.make_free(nbytes):
             return False
         self._commit_nbytes += nbytes
         return True
 
-    def _make_free(self, nbytes: int) -> bool:
+    def make_free(self, nbytes: int) -> bool:
+        """Evict until so many bytes are free; return whether they are."""
         if self._max_bytes is None:
             return True
         planned = self._rows_nbytes + self._activation_nbytes + self._commit_nbytes

@@ -36,6 +36,8 @@ class Placement:
     leader: "Placement | None" = None
     awaited_end: int = 0
     """The prefix [0, awaited_end) that a parked sequence waits for."""
+    num_held_when_parked: int | None = None
+    """Tokens in the prefix cache when it first had to wait for more."""
     takers: "list[Placement]" = field(default_factory=list)
     boundaries: list[int] = field(default_factory=list)
     """Where this prompt's keys and values are still to be committed, ascending."""

@@ -63,6 +63,7 @@ class Rows(Generic[S]):
         sequence = placement.sequence
         sequence.cache_node = node
         sequence.num_cached_tokens = node.end if node else 0
+        _tell_sources(placement)
         sequence.num_computed_tokens = sequence.num_cached_tokens
         sequence.status = SequenceStatus.RUNNING
         placement.stage = Stage.RUNNING
@@ -118,3 +119,13 @@ class Rows(Generic[S]):
     def _let_go(self, sequence: Sequence) -> None:
         self._commits.keep_until_done(sequence.cache_node)
         sequence.cache_node = None
+
+
+def _tell_sources(placement: Placement) -> None:
+    """Note where the cached tokens of a sequence that gets a row come from."""
+    sequence = placement.sequence
+    num_cached = sequence.num_cached_tokens
+    start, end = sequence.loaded_span
+    sequence.num_disk_tokens = max(0, min(num_cached, end) - start)
+    held = placement.num_held_when_parked
+    sequence.num_in_flight_tokens = 0 if held is None else max(0, num_cached - max(held, end))

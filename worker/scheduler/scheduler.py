@@ -87,7 +87,7 @@ class Scheduler(Generic[S]):
         if sequence.num_remaining_tokens <= 0:
             raise ValueError(f"{sequence.job.job_id} has all its {sequence.job.max_tokens} tokens")
         sequence.arrival_s = now
-        root_key = self._root_key(sequence)
+        root_key = self.root_key(sequence)
         placement = Placement(sequence, root_key, self._num_arrived, known_tokens(sequence))
         self._num_arrived += 1
         self._placements[sequence] = placement
@@ -123,7 +123,7 @@ class Scheduler(Generic[S]):
         row on; empty when there is no row any more, or when rows keep copies of their own.
         """
         sequence = commit.sequence
-        root_key = self._root_key(sequence)
+        root_key = self.root_key(sequence)
         tokens = sequence.tokens(0, commit.end)
         node = self._cache.insert(root_key, tokens, commit.start, segment)
         placement = self._placements.get(sequence)
@@ -131,6 +131,23 @@ class Scheduler(Generic[S]):
             return []
         self._returning += self._leaders.committed(placement, commit.end)
         return self._rows.committed(placement, node)
+
+    def insert(
+        self, root_key: Hashable, token_ids: tuple[int, ...], start: int, segment: S
+    ) -> Node[S] | None:
+        """Put tokens that were computed elsewhere into the cache; None where there is no room.
+
+        None, too, when what comes before *start* is not there any more.
+        """
+        if self._cache.num_held(root_key, token_ids) < start:
+            return None
+        if not self._rows.memory.make_free(segment.nbytes):
+            return None
+        return self._cache.insert(root_key, token_ids, start, segment)
+
+    def root_key(self, sequence: Sequence) -> tuple[Hashable, str]:
+        """Return the prefix cache's root for a sequence: its model or adapter, and namespace."""
+        return self._model_keys[sequence.job.adapter], sequence.job.namespace
 
     def observe(self, seconds: float, num_prefill_tokens: int, num_decode_rows: int) -> None:
         """Learn from the measured time of one step."""
@@ -194,6 +211,8 @@ class Scheduler(Generic[S]):
         match = self._cache.match(placement.root_key, tokens, most)
         shared = self._leaders.find(placement, match.num_tokens)
         if shared is not None:
+            if placement.num_held_when_parked is None:
+                placement.num_held_when_parked = match.num_tokens
             self._leaders.park(placement, shared)
             return True
         # Alone it may have everything: a job too large for the budget is not refused for ever.
@@ -248,9 +267,6 @@ class Scheduler(Generic[S]):
 
     # What happens to single sequences.
 
-    def _root_key(self, sequence: Sequence) -> Hashable:
-        """Return what has to be equal where keys and values are shared."""
-        return self._model_keys[sequence.job.adapter], sequence.job.namespace
 
     def _preempt(self, placement: Placement, plan: StepPlan[S]) -> None:
         """Take the row; the sequence returns to the queue with its tokens."""
