@@ -153,7 +153,16 @@ def test_policy_is_plain_python(policy: str) -> None:
     )
 
 
-STAGES = ("disk_tier", "intake", "scheduler", "scheduling", "prefix_cache", "engine", "text", "publisher")
+STAGES = (
+    "disk_tier",
+    "intake",
+    "scheduler",
+    "scheduling",
+    "prefix_cache",
+    "engine",
+    "text",
+    "publisher",
+)
 
 
 @pytest.mark.parametrize("stage", STAGES)

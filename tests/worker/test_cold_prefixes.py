@@ -246,7 +246,9 @@ def test_another_models_files_are_not_found(
     assert after.cached(again) == CachedTokens()
 
 
-def test_damaged_files_are_misses_and_the_tokens_stay_right(start: Any, loaded: LoadedModel) -> None:
+def test_damaged_files_are_misses_and_the_tokens_stay_right(
+    start: Any, loaded: LoadedModel
+) -> None:
     prompt = tokens(1, 3 * BLOCK_TOKENS)
     before = start(loaded)
     before.run(job("first", prompt))
@@ -292,7 +294,9 @@ def test_what_memory_holds_is_not_read_again(start: Any, plain: LoadedModel) -> 
     assert worker.cached(again) == CachedTokens(memory=len(prompt) - 1)
 
 
-def test_waiting_for_another_jobs_prefix_counts_as_in_flight(start: Any, plain: LoadedModel) -> None:
+def test_waiting_for_another_jobs_prefix_counts_as_in_flight(
+    start: Any, plain: LoadedModel
+) -> None:
     jobs = [job(f"job-{seed}", tokens(1, 100) + tokens(seed, 9)) for seed in (2, 3)]
     worker = start(plain)
     worker.run(*jobs)
