@@ -203,7 +203,8 @@ def test_every_prefix_on_disk_gives_bit_identical_logits(
     before.run(job("first", system + tokens(2, 5), max_tokens=2))
     after = start(loaded, runner=runner, **settings)
     prompt = system + tokens(3, 5)
-    chain = after.loop.cold._tier.find("default", prompt, len(prompt))
+    root = f"{loaded.fingerprint} default"
+    chain = after.loop.cold._tier.find(root, prompt, len(prompt))
     loads = after.loop.cold._tier.load(chain, 0, lambda: None).result()
     segments = [after.loop.cold._codec.from_host(segment) for _, segment in loads]
 

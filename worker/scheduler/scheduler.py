@@ -267,7 +267,6 @@ class Scheduler(Generic[S]):
 
     # What happens to single sequences.
 
-
     def _preempt(self, placement: Placement, plan: StepPlan[S]) -> None:
         """Take the row; the sequence returns to the queue with its tokens."""
         self._detach(placement, plan, is_sound=True)
