@@ -48,6 +48,16 @@ _HARMONY: Final[Mapping[Mode, Mapping[str, Mode]]] = {
 """A message is a header, `<|message|>` and a body; a tool's name stands in the header."""
 
 
+_MAX_PARSED_CHARS: Final[Mapping[str, int]] = {
+    "gemma4": 8_192,
+    "kimi_k3": 16_384,
+    "muse_spark": 32_768,
+}
+"""The expressions of these take time that grows with the square of a nonsensical text: at these
+lengths about a second, in which nobody gets a token. Longer calls are content."""
+_MAX_CHARS_OF_OTHERS: Final = 262_144
+
+
 class _ToolSyntax(NamedTuple):
     start: str
     end: str
@@ -189,9 +199,12 @@ class _MlxLmParser:
 
     def __init__(self, name: str) -> None:
         self._module = _parser_module(name)
+        self._max_chars = _MAX_PARSED_CHARS.get(name, _MAX_CHARS_OF_OTHERS)
 
     def parse(self, text: str, tools: Tools) -> list[ParsedCall]:
         """Return the calls in *text*; raises UnparsableCalls."""
+        if len(text) > self._max_chars:
+            raise UnparsableCalls(f"{len(text)} characters; at most {self._max_chars}")
         try:
             parsed = self._module.parse_tool_call(text, list(tools) or None)
         except Exception as error:  # foreign parsers over a model's free text raise anything

@@ -1,6 +1,5 @@
 """Where the prompt has left the text: templates may open the reasoning for the model."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -12,8 +11,9 @@ _MAX_TOKENS: Final = 16_384
 """Of the prompt so many last tokens are looked at: reasoning that is to be continued."""
 
 
+@lru_cache(maxsize=1)  # the choices of a job are opened one after the other
 def start_mode(
-    vocabulary: Vocabulary, family: ChannelFamily, prompt_token_ids: Sequence[int]
+    vocabulary: Vocabulary, family: ChannelFamily, prompt_token_ids: tuple[int, ...]
 ) -> Mode:
     """Return what the first output character is, unless it belongs to a marker.
 
@@ -28,7 +28,7 @@ def start_mode(
         if text is not None and not _is_in_marker(text, family):
             break
         start -= 1
-    turn = vocabulary.tokenizer.decode(list(prompt_token_ids[start:]), skip_special_tokens=False)
+    turn = vocabulary.tokenizer.decode(prompt_token_ids[start:], skip_special_tokens=False)
     splitter = ChannelSplitter(family)
     splitter.push(turn)
     # A call whose beginning the prompt holds can't be told: its end is content.

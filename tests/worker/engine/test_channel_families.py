@@ -1,6 +1,7 @@
 """What marks a model's reasoning and tool calls, and what mlx-lm's parsers make of its calls."""
 
 import json
+import random
 
 import pytest
 from headwater.schemas import TokenizerFiles
@@ -187,3 +188,47 @@ def test_a_harmony_model_can_be_told_to_mark_nothing() -> None:
     assert infer(tokens=HARMONY, reasoning="none", tool_parser="none") is None
     with pytest.raises(StartupError, match="not differ"):
         infer(tokens=HARMONY, reasoning="none")
+
+
+@pytest.mark.parametrize("parser", ["gemma4", "kimi_k3", "muse_spark"])
+def test_a_call_too_long_for_its_parser_is_content(parser: str) -> None:
+    family = infer(tool_parser=parser)
+    text = CALLS[parser].replace("1", "1" * 40_000)
+
+    assert split(family, text) == [("content", text)]
+
+
+def test_a_json_call_may_be_long() -> None:
+    family = infer(tool_parser="json_tools")
+    arguments = '{"text": "' + "word " * 100_000 + '"}'
+    text = f'<tool_call>{{"name": "write", "arguments": {arguments}}}</tool_call>'
+
+    assert split(family, text) == [("write", arguments)]
+
+
+@pytest.mark.parametrize("parser", [*sorted(CALLS), "harmony"])
+def test_every_family_tells_the_same_however_its_text_is_cut(parser: str) -> None:
+    family = infer(tool_parser=parser) if parser != "harmony" else infer(tokens=HARMONY)
+    whole = CALLS.get(parser, ' to=functions.add<|channel|>commentary json<|message|>{"a": 1}')
+    fragments = [*sorted(family.markers), whole, "a ", "<", "{", '"x"', "assistant", "\n"]
+    draw = random.Random(9)
+    for _ in range(60):
+        text = "".join(draw.choices(fragments, k=draw.randint(1, 9)))
+        cuts = sorted(draw.choices(range(len(text) + 1), k=draw.randint(0, 8)))
+        pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        start = draw.choice([Mode.CONTENT, Mode.REASONING])
+
+        assert runs(family, pieces, start) == runs(family, list(text), start), text
+
+
+def runs(family: ChannelFamily, pieces: list[str], start: Mode) -> list[tuple]:
+    splitter = ChannelSplitter(family, start=start)
+    segments = [segment for piece in pieces for segment in splitter.push(piece)]
+    joined: list[tuple] = []
+    for each in [*segments, *splitter.flush(is_complete=True)]:
+        kind = (each.call, each.is_reasoning)
+        if each.text and joined and joined[-1][0] == kind:
+            joined[-1] = (kind, joined[-1][1] + each.text)
+        elif each.text:
+            joined.append((kind, each.text))
+    return joined
