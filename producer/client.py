@@ -3,6 +3,7 @@
 import secrets
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
@@ -169,53 +170,51 @@ class Producer:
         job_keys = [job_key(job_id) for job_id in ids]
         if len(set(ids)) < len(ids):
             raise DuplicateJob("a job id appears twice among the jobs to submit")
-        is_repeat = False
+        was_sent = False
         pipeline: Any  # redis-py leaves half of it untyped
         with self.redis.pipeline() as pipeline:
             while True:
-                # RQ would overwrite a job of the same id, even a running one.
-                pipeline.watch(*job_keys)
-                if pipeline.exists(*job_keys):
-                    if is_repeat and self._queue.holds(pipeline, jobs):
-                        return ids
-                    raise DuplicateJob(f"job {self._first_existing(ids)} exists already")
-                self._check_depth(pipeline, jobs)
-                pipeline.multi()
-                for job in jobs:
-                    self._queue.push(pipeline, job)
-                try:
+                # Also what redis-py makes of a connection that breaks: after a lost reply the
+                # jobs may be there, by us. A server that is away fails the first command.
+                with suppress(WatchError):
+                    # RQ would overwrite a job of the same id, even a running one.
+                    pipeline.watch(*job_keys)
+                    if pipeline.exists(*job_keys):
+                        if was_sent and self._queue.holds(pipeline, jobs):
+                            return ids
+                        raise DuplicateJob(f"job {self._first_existing(ids)} exists already")
+                    self._check_depth(pipeline, jobs)
+                    pipeline.multi()
+                    for job in jobs:
+                        self._queue.push(pipeline, job)
+                    was_sent = True
                     pipeline.execute()
-                except WatchError:
-                    # Also what redis-py makes of a lost reply: the jobs may be there, by us.
-                    is_repeat = True
-                    continue
-                return ids
+                    return ids
 
     def _push_once(self, job: GenerationJob, record: Record, idempotency_key: str) -> str:
         record_key = keys.idempotency_key(job.namespace, idempotency_key)
         pipeline: Any  # redis-py leaves half of it untyped
         with self.redis.pipeline() as pipeline:
             while True:
-                pipeline.watch(record_key)
-                known = Record.parse(pipeline.get(record_key))
-                if known is not None:
-                    known.check(record, idempotency_key)
-                    job = job.model_copy(update={"job_id": known.job_id})
-                pipeline.watch(job_key(job.job_id))
-                if pipeline.exists(job_key(job.job_id)):
+                # Somebody was quicker, or the connection broke: look again.
+                with suppress(WatchError):
+                    pipeline.watch(record_key)
+                    known = Record.parse(pipeline.get(record_key))
                     if known is not None:
-                        return known.job_id
-                    raise DuplicateJob(f"job {job.job_id} exists already")
-                self._check_depth(pipeline, [job])
-                pipeline.multi()
-                stored = record._replace(job_id=job.job_id).encode()
-                pipeline.set(record_key, stored, ex=self._settings.idempotency_ttl_s)
-                self._queue.push(pipeline, job)
-                try:
+                        known.check(record, idempotency_key)
+                        job = job.model_copy(update={"job_id": known.job_id})
+                    pipeline.watch(job_key(job.job_id))
+                    if pipeline.exists(job_key(job.job_id)):
+                        if known is not None:
+                            return known.job_id
+                        raise DuplicateJob(f"job {job.job_id} exists already")
+                    self._check_depth(pipeline, [job])
+                    pipeline.multi()
+                    stored = record._replace(job_id=job.job_id).encode()
+                    pipeline.set(record_key, stored, ex=self._settings.idempotency_ttl_s)
+                    self._queue.push(pipeline, job)
                     pipeline.execute()
-                except WatchError:
-                    continue
-                return job.job_id
+                    return job.job_id
 
     def _check_depth(self, pipeline: Any, jobs: list[GenerationJob]) -> None:
         limit = self._settings.max_queue_depth

@@ -1,5 +1,6 @@
 """Cancelling a job: a durable wish for its worker, or its end at once while it is queued."""
 
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -45,24 +46,27 @@ def cancel_job(redis: Redis, queue: JobQueue, job_id: str) -> CancelOutcome:
     pipeline: Any  # redis-py leaves half of it untyped
     with redis.pipeline() as pipeline:
         while True:
-            pipeline.watch(job_key(job_id), keys.stream_key(job_id))
-            has_stream, has_end = _look_at_stream(pipeline, job_id)
-            rq_job = parse_rq_job(pipeline.hmget(job_key(job_id), *RQ_FIELDS))
-            if has_end:
-                return CancelOutcome.ALREADY_ENDED
-            if rq_job is None:
-                return CancelOutcome.ALREADY_ENDED if has_stream else CancelOutcome.UNKNOWN
-            if rq_job.state is JobState.ENDED:
-                return CancelOutcome.ALREADY_ENDED
-            job = read_payload(pipeline.hget(job_key(job_id), "data"))
-            end = Cancelled(metadata=job.metadata if job else {})
-            pipeline.multi()
-            outcome = _add_commands(pipeline, queue, job_id, rq_job, end)
-            try:
-                pipeline.execute()
-            except WatchError:
-                continue
-            return outcome
+            # The job went on meanwhile, or the connection broke: look again.
+            with suppress(WatchError):
+                return _try_to_cancel(pipeline, queue, job_id)
+
+
+def _try_to_cancel(pipeline: Any, queue: JobQueue, job_id: str) -> CancelOutcome:
+    pipeline.watch(job_key(job_id), keys.stream_key(job_id))
+    has_stream, has_end = _look_at_stream(pipeline, job_id)
+    rq_job = parse_rq_job(pipeline.hmget(job_key(job_id), *RQ_FIELDS))
+    if has_end:
+        return CancelOutcome.ALREADY_ENDED
+    if rq_job is None:
+        return CancelOutcome.ALREADY_ENDED if has_stream else CancelOutcome.UNKNOWN
+    if rq_job.state is JobState.ENDED:
+        return CancelOutcome.ALREADY_ENDED
+    job = read_payload(pipeline.hget(job_key(job_id), "data"))
+    end = Cancelled(metadata=job.metadata if job else {})
+    pipeline.multi()
+    outcome = _add_commands(pipeline, queue, job_id, rq_job, end)
+    pipeline.execute()
+    return outcome
 
 
 def _look_at_stream(pipeline: Any, job_id: str) -> tuple[bool, bool]:

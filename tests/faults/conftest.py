@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -31,13 +32,13 @@ import sys
 from headwater.worker.engine import blas
 blas.preload()
 
-def stop_before(owner, name, stage, when=lambda *args, **kwargs: True):
-    '''Say at the first fitting call that *stage* is reached, and go on when told to.'''
+def stop_before(owner, name, stage, when=lambda *args, **kwargs: True, always=False):
+    '''Say at the first fitting call, or *always*, that *stage* is reached, and go on when told.'''
     method, is_armed = getattr(owner, name), True
     def stopping(*args, **kwargs):
         nonlocal is_armed
         if is_armed and when(*args, **kwargs):
-            is_armed = False
+            is_armed = always
             print('STAGE', stage, file=sys.stderr, flush=True)
             sys.stdin.readline()
         return method(*args, **kwargs)
@@ -95,13 +96,13 @@ class FaultyWorker:
         """Wait until it has logged *event* so many times."""
         self._wait_for_line(f'"event": "{event}"', count)
 
-    def wait_for_stage(self) -> None:
-        """Wait until the worker stands at its stage."""
-        self._wait_for_line("STAGE", 1)
+    def wait_for_stage(self, *, count: int = 1) -> None:
+        """Wait until the worker has come to its stage so many times."""
+        self._wait_for_line("STAGE", count)
 
-    def has_logged(self, event: str) -> bool:
-        """Whether *event* is in its log."""
-        return any(f'"event": "{event}"' in line for line in self.log)
+    def num_logged(self, event: str) -> int:
+        """Return how often it has logged *event* so far."""
+        return sum(f'"event": "{event}"' in line for line in self.log)
 
     def go_on(self) -> None:
         """Let it leave its stage."""
@@ -180,7 +181,14 @@ def producer(server: EmbeddedServer) -> Iterator[Producer]:
 
 @pytest.fixture
 def start_worker(server: EmbeddedServer, model: Path) -> Iterator[StartWorker]:
-    """Start workers that are gone when the test ends.
+    """Start workers that are gone when the test ends."""
+    with worker_starter(server.url, model) as start:
+        yield start
+
+
+@contextmanager
+def worker_starter(server_url: str, model: Path) -> Iterator[StartWorker]:
+    """Yield what starts workers that are gone at the end.
 
     *before* is Python that runs in the worker's process first, with DRIVER's names; the start
     is over when the worker has logged the event *waits_for*.
@@ -191,7 +199,7 @@ def start_worker(server: EmbeddedServer, model: Path) -> Iterator[StartWorker]:
         *options: str, before: str = "", url: str | None = None, waits_for: str = "ready"
     ) -> FaultyWorker:
         code = f"{DRIVER}\n{before}\nfrom headwater.producer.cli import main\nmain()"
-        command = [sys.executable, "-c", code, "worker", "--redis", url or server.url]
+        command = [sys.executable, "-c", code, "worker", "--redis", url or server_url]
         process = subprocess.Popen(
             [
                 *command,

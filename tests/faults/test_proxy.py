@@ -11,7 +11,7 @@ from tests.faults.conftest import StartWorker, check_end, check_no_lasting_key, 
 from tests.worker.intake.proxy import LossyProxy
 
 NUM_JOBS = 12
-LOSS = 0.02
+SHARE = 0.02
 
 
 @pytest.fixture
@@ -22,19 +22,20 @@ def proxy(server: EmbeddedServer) -> Iterator[LossyProxy]:
     lossy.close()
 
 
-def test_lost_replies_cost_no_job_and_no_token(
-    producer: Producer, start_worker: StartWorker, proxy: LossyProxy
+@pytest.mark.parametrize("fault", ["loss", "cut"])
+def test_lost_replies_and_cut_connections_cost_no_job_and_no_token(
+    producer: Producer, start_worker: StartWorker, proxy: LossyProxy, fault: str
 ) -> None:
     worker = start_worker("--lease-s", "2", url=f"redis://127.0.0.1:{proxy.port}/0")
     undisturbed = result_of(producer, producer.submit(job())).choices[0]
 
-    proxy.loss = LOSS
     with Producer(f"redis://127.0.0.1:{proxy.port}/0", SubmitSettings(check_model=False)) as lossy:
-        job_ids = lossy.submit_many([job() for _ in range(NUM_JOBS)])
+        setattr(proxy, fault, SHARE)
+        job_ids = producer.submit_many([job() for _ in range(NUM_JOBS)])
         results = [result_of(lossy, job_id) for job_id in job_ids]
-    proxy.loss = 0.0
+    setattr(proxy, fault, 0.0)
 
-    assert proxy.num_lost > 0
+    assert proxy.num_lost + proxy.num_cut > 0
     for result in results:
         assert isinstance(result.end, Finished)
         assert result.choices[0] == undisturbed

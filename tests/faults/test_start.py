@@ -48,4 +48,4 @@ def test_a_worker_that_waits_can_be_told_to_end(start_worker: StartWorker) -> No
     worker = start_worker(url=url, waits_for="waiting_for_redis")
 
     assert worker.stop() == 0
-    assert not worker.has_logged("ready")
+    assert not worker.num_logged("ready")

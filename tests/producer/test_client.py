@@ -260,6 +260,47 @@ def test_a_lost_reply_to_a_submit_neither_doubles_nor_refuses_the_job(
     assert queued_ids(redis) == ids
 
 
+@pytest.fixture
+def broken_watches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Break each command that first reads on a watching connection once; return their names."""
+    from redis.client import Pipeline
+    from redis.exceptions import WatchError
+
+    immediate, broken = Pipeline.immediate_execute_command, []
+
+    def execute_or_break(pipeline: Pipeline, *args: str, **options: object) -> object:
+        if args[0] != "WATCH" and args[0] not in broken:
+            broken.append(args[0])
+            pipeline.reset()
+            # What redis-py raises where a watching connection breaks.
+            raise WatchError("A ConnectionError occurred on while watching one or more keys")
+        return immediate(pipeline, *args, **options)
+
+    monkeypatch.setattr(Pipeline, "immediate_execute_command", execute_or_break)
+    return broken
+
+
+def test_a_connection_that_breaks_before_a_submit_is_sent_costs_nothing(
+    redis: Redis, producer: Producer, broken_watches: list[str]
+) -> None:
+    ids = producer.submit_many([job(), job()])
+    ids.append(producer.submit(job(), idempotency_key="k"))
+    with pytest.raises(DuplicateJob):
+        producer.submit(job(job_id=ids[0]))
+
+    assert broken_watches == ["EXISTS", "GET"]
+    assert queued_ids(redis) == ids
+
+
+def test_a_connection_that_breaks_before_a_cancel_is_sent_costs_nothing(
+    producer: Producer, broken_watches: list[str]
+) -> None:
+    job_id = producer.submit(job())
+
+    assert producer.cancel(job_id) is CancelOutcome.CANCELLED
+    assert len(broken_watches) > 1
+
+
 def test_the_same_request_under_one_key_is_one_job(redis: Redis, producer: Producer) -> None:
     first = producer.submit(job(), idempotency_key="k")
 

@@ -1,4 +1,4 @@
-"""A TCP proxy before the server that loses replies: the command was carried out, nobody heard."""
+"""A TCP proxy before the server that loses replies, and cuts connections in mid-word."""
 
 import random
 import socket
@@ -8,13 +8,19 @@ from contextlib import suppress
 
 
 class LossyProxy:
-    """Forwards to a port; a share of the server's replies cut their connection instead."""
+    """Forwards to a port; a share of what passes cuts its connection instead.
+
+    A lost reply: the command was carried out, and nobody heard. A cut: either side may have got
+    a part of a command, of a pipeline, or of a reply.
+    """
 
     def __init__(self, port: int, *, seed: int) -> None:
         self._target = port
         self._dice = random.Random(seed)
         self.loss = 0.0
         self.num_lost = 0
+        self.cut = 0.0
+        self.num_cut = 0
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._sockets: list[socket.socket] = []
@@ -40,25 +46,32 @@ class LossyProxy:
                 return
             server = socket.create_connection(("127.0.0.1", self._target))
             self._sockets += [client, server]
-            for source, sink, loses in ((client, server, _never), (server, client, self._loses)):
-                thread = threading.Thread(target=_pump, args=(source, sink, loses), daemon=True)
+            ways = ((client, server, self._cut_some), (server, client, self._lose_or_cut_some))
+            for source, sink, fault in ways:
+                thread = threading.Thread(target=_pump, args=(source, sink, fault), daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
-    def _loses(self) -> bool:
-        is_lost = self._dice.random() < self.loss
-        self.num_lost += is_lost
-        return is_lost
+    def _lose_or_cut_some(self, data: bytes) -> bytes:
+        if self._dice.random() < self.loss:
+            self.num_lost += 1
+            return b""
+        return self._cut_some(data)
+
+    def _cut_some(self, data: bytes) -> bytes:
+        if self._dice.random() < self.cut:
+            self.num_cut += 1
+            return data[: self._dice.randrange(len(data))]
+        return data
 
 
-def _never() -> bool:
-    return False
-
-
-def _pump(source: socket.socket, sink: socket.socket, loses: Callable[[], bool]) -> None:
+def _pump(source: socket.socket, sink: socket.socket, fault: Callable[[bytes], bytes]) -> None:
     try:
-        while (data := source.recv(65536)) and not loses():
-            sink.sendall(data)
+        while data := source.recv(65536):
+            passed = fault(data)
+            sink.sendall(passed)
+            if len(passed) < len(data):
+                break
     except OSError:
         pass  # the other direction cut both
     _cut(source)
