@@ -3,7 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from . import batch_scenarios, budget, bulk, chat_scenarios, decode, detok, overhead, scheduler
+from . import (
+    batch_scenarios,
+    budget,
+    bulk,
+    chat_scenarios,
+    decode,
+    detok,
+    features,
+    overhead,
+    scheduler,
+)
 from .scenario import Scenario
 
 _ALL: tuple[Scenario[Any], ...] = (
@@ -17,6 +27,7 @@ _ALL: tuple[Scenario[Any], ...] = (
     chat_scenarios.MULTI_TURN,
     chat_scenarios.MIXED,
     decode.SCENARIO,
+    features.SCENARIO,
     budget.SCENARIO,
     bulk.SCENARIO,
 )

@@ -9,6 +9,8 @@ from headwater.schemas import SamplingParams
 _MIN_HEAD: Final = 64
 _MAX_HEAD: Final = 1024
 """Tokens of the order that are looked at first, a power of two in between."""
+_LONG_HEAD: Final = 8192
+"""Looked at next, by the rows for which that was not enough: far cheaper than the whole order."""
 
 
 class Filters(NamedTuple):
@@ -21,13 +23,15 @@ class Filters(NamedTuple):
     """Infinite where it keeps all."""
     log_min_p: mx.array
     """Minus infinity where it keeps all."""
-    is_unfiltered: mx.array
-    has_top_p: bool
-    has_unfiltered: bool
+    top_p_rows: mx.array | None
+    """Indices of the rows that have one, (n,); None where no row has."""
+    unfiltered_rows: mx.array | None
+    """Indices of the rows that keep all, likewise."""
     head: int
     """How many tokens of the order to look at first."""
     is_head_enough: bool
     """Whether no row can need more than the head."""
+    vocabulary_size: int
 
     @classmethod
     def of(cls, rows: Seq[SamplingParams], vocabulary_size: int) -> "Filters":
@@ -39,22 +43,18 @@ class Filters(NamedTuple):
             top_k=mx.array([[row.top_k or vocabulary_size] for row in rows]),
             top_p=_column([row.top_p if row.top_p < 1 else float("inf") for row in rows]),
             log_min_p=mx.log(_column([row.min_p for row in rows])),
-            is_unfiltered=mx.array(unfiltered)[:, None],
-            has_top_p=any(row.top_p < 1 for row in rows),
-            has_unfiltered=any(unfiltered),
+            top_p_rows=_indices([row.top_p < 1 for row in rows]),
+            unfiltered_rows=_indices(unfiltered),
             head=head,
             is_head_enough=head == vocabulary_size or all(0 < row.top_k < head for row in rows),
+            vocabulary_size=vocabulary_size,
         )
 
-    def take(self, rows: mx.array) -> "Filters":
-        """Return the parameters of some of the rows."""
-        return self._replace(
-            inverse_temperature=self.inverse_temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            log_min_p=self.log_min_p[rows],
-            is_unfiltered=self.is_unfiltered[rows],
-        )
+    @property
+    def longer_head(self) -> int | None:
+        """How many tokens to look at next; None where that may as well be all."""
+        is_long = self.head >= _LONG_HEAD or self.vocabulary_size <= 2 * _LONG_HEAD
+        return None if is_long else _LONG_HEAD
 
 
 class Choice(NamedTuple):
@@ -97,10 +97,11 @@ def _walk(logits: mx.array, ids: mx.array, filters: Filters, uniform: mx.array) 
     num_kept = _num_kept(logits, values, weights, filters)
     total = mx.take_along_axis(cumulative, num_kept - 1, axis=-1)
     is_sure = num_kept < ids.shape[1]
-    if filters.has_unfiltered:
-        whole = mx.sum(mx.exp((logits - peak) * filters.inverse_temperature), -1, keepdims=True)
-        total = mx.where(filters.is_unfiltered, whole, total)
-        is_sure = is_sure | (filters.is_unfiltered & (uniform * total < cumulative[:, -1:]))
+    if (rows := filters.unfiltered_rows) is not None:
+        scaled = (logits[rows] - peak[rows]) * filters.inverse_temperature[rows]
+        total[rows] = mx.sum(mx.exp(scaled), axis=-1, keepdims=True)
+        is_within = uniform[rows] * total[rows] < cumulative[rows, -1:]
+        is_sure[rows] = is_sure[rows] | is_within
     passed = mx.sum(cumulative <= uniform * total, axis=-1, keepdims=True)
     tokens = mx.take_along_axis(ids, mx.minimum(passed, num_kept - 1), axis=-1)
     return Choice(tokens[:, 0].astype(mx.int32), is_sure[:, 0])
@@ -112,10 +113,10 @@ def _num_kept(logits: mx.array, values: mx.array, weights: mx.array, filters: Fi
     # A weight of zero is an id that is ruled out, or one that no number can reach.
     is_kept = (weights > 0) & (mx.arange(values.shape[1]) < filters.top_k)
     is_kept = is_kept & (values >= peak + filters.log_min_p)
-    if filters.has_top_p:
-        mass_above = mx.cumsum(mx.exp(values - peak), axis=-1, inclusive=False)
-        mass = mx.sum(mx.exp(logits - peak), axis=-1, keepdims=True)
-        is_kept = is_kept & (mass_above < filters.top_p * mass)
+    if (rows := filters.top_p_rows) is not None:
+        mass_above = mx.cumsum(mx.exp(values[rows] - peak[rows]), axis=-1, inclusive=False)
+        mass = mx.sum(mx.exp(logits[rows] - peak[rows]), axis=-1, keepdims=True)
+        is_kept[rows] = is_kept[rows] & (mass_above < filters.top_p[rows] * mass)
     return mx.sum(is_kept, axis=-1, keepdims=True)
 
 
@@ -126,6 +127,11 @@ def _head(rows: Seq[SamplingParams], vocabulary_size: int) -> int:
     """
     longest = max(row.top_k or _MAX_HEAD for row in rows)
     return min(max(_MIN_HEAD, min(_MAX_HEAD, 1 << longest.bit_length())), vocabulary_size)
+
+
+def _indices(flags: list[bool]) -> mx.array | None:
+    found = [index for index, flag in enumerate(flags) if flag]
+    return mx.array(found) if found else None
 
 
 def _column(values: list[float]) -> mx.array:

@@ -15,6 +15,7 @@ from typing import Final
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+from headwater.schemas import SamplingParams
 
 from ..sequence import Sequence
 from .adjust import Bans, Biases
@@ -60,10 +61,7 @@ class Sampler:
         indices = np.fromiter((row.num_output_tokens for row in rows), np.uint64, len(rows))
         logits = batch.adjust(logits, last_tokens)
         allowed = batch.masks.apply(batch.ban(logits, indices))
-        tokens = mx.argmax(allowed, axis=-1).astype(mx.int32)
-        if batch.filters is not None:
-            drawn = _draw(allowed[batch.random_rows], batch.filters, batch.uniforms(indices))
-            tokens[batch.random_rows] = drawn
+        tokens = batch.choose(allowed, indices)
         if allowed is not logits:
             tokens = mx.where(mx.max(allowed, axis=-1) > -mx.inf, tokens, NO_TOKEN)
         return mx.where(is_sound, tokens, NOT_FINITE)
@@ -84,21 +82,27 @@ class _BatchParameters:
         is_random = [row.job.sampling.temperature > 0 for row in rows]
         self._random = np.flatnonzero(np.array(is_random, dtype=bool))
         drawing = [rows[index] for index in self._random]
-        self.random_rows = mx.array(self._random.astype(np.int32))
-        self.filters = (
-            Filters.of([row.job.sampling for row in drawing], vocabulary_size) if drawing else None
-        )
+        self._drawing = [row.job.sampling for row in drawing]
+        self._filters = Filters.of(self._drawing, vocabulary_size) if drawing else None
         self._keys = np.array([stream_key(row.job, row.choice) for row in drawing], np.uint64)
         self._biases = Biases(rows)
-        self._penalties = Penalties(rows, vocabulary_size)
+        self._penalties = Penalties(rows)
         self._bad_ids = Bans([row.job.sampling.bad_token_ids for row in rows])
         self._min_tokens = np.array([row.job.min_tokens for row in rows], np.uint64)
         self.masks = GrammarMasks(rows, vocabulary_size)
         self._ends = Bans([_end_ids(row, eos_token_ids) for row in rows])
 
-    def uniforms(self, indices: npt.NDArray[np.uint64]) -> mx.array:
-        """One number in [0, 1) for each drawing row, (drawing rows, 1)."""
-        return mx.array(uniforms(self._keys, indices[self._random]))[:, None]
+    def choose(self, logits: mx.array, indices: npt.NDArray[np.uint64]) -> mx.array:
+        """Take the likeliest token, or draw one; *indices* are those of the output tokens."""
+        if self._filters is None:
+            return mx.argmax(logits, axis=-1).astype(mx.int32)
+        numbers = mx.array(uniforms(self._keys, indices[self._random]))[:, None]
+        if len(self._drawing) == len(self.rows):
+            return _draw(logits, self._filters, numbers, self._drawing)
+        tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
+        place = mx.array(self._random.astype(np.int32))
+        tokens[place] = _draw(logits[place], self._filters, numbers, self._drawing)
+        return tokens
 
     def adjust(self, logits: mx.array, last_tokens: mx.array | None) -> mx.array:
         """Add biases, then penalties: the order of mlx_lm.sample_utils."""
@@ -120,8 +124,13 @@ def _end_ids(row: Sequence, eos_token_ids: frozenset[int]) -> list[int]:
     return sorted(ends if row.job.ignore_eos else ends | eos_token_ids)
 
 
-def _draw(logits: mx.array, filters: Filters, uniform: mx.array) -> mx.array:
-    """Draw one token a row; logits (rows, vocabulary), result (rows,) int32."""
+def _draw(
+    logits: mx.array, filters: Filters, uniform: mx.array, params: Seq[SamplingParams]
+) -> mx.array:
+    """Draw one token a row; logits (rows, vocabulary), result (rows,) int32.
+
+    Rows for which the head of the order was not enough look at more of it, then at all.
+    """
     choice = choose(logits, filters, uniform)
     if filters.is_head_enough:
         return choice.tokens
@@ -129,6 +138,13 @@ def _draw(logits: mx.array, filters: Filters, uniform: mx.array) -> mx.array:
     if not doubtful.size:
         return choice.tokens
     rows = mx.array(doubtful.astype(np.int32))
+    own = [params[index] for index in doubtful.tolist()]
+    rest = Filters.of(own, filters.vocabulary_size)
+    longer = filters.longer_head
     tokens = choice.tokens
-    tokens[rows] = choose_among_all(logits[rows], filters.take(rows), uniform[rows])
+    tokens[rows] = (
+        choose_among_all(logits[rows], rest, uniform[rows])
+        if longer is None
+        else _draw(logits[rows], rest._replace(head=longer), uniform[rows], own)
+    )
     return tokens

@@ -23,6 +23,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-5,
         "vocab_size": 257,
+        "eos_token_id": 0,
         "tie_word_embeddings": True,
         "max_position_embeddings": 4096,
     }

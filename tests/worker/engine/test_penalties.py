@@ -50,7 +50,7 @@ def expected(logits: mx.array, rows) -> np.ndarray:
 def test_every_step_penalizes_by_all_tokens_before_it(knows_newest: bool) -> None:
     rng = random.Random(1)
     rows = random_rows(rng)
-    penalties = Penalties(rows, SIZE)
+    penalties = Penalties(rows)
     for step in range(40):
         logits = random_logits(len(rows), step)
         newest = [rng.randrange(SIZE) for _ in rows]
@@ -71,7 +71,7 @@ def test_every_step_penalizes_by_all_tokens_before_it(knows_newest: bool) -> Non
 
 def test_a_step_that_is_taken_twice_counts_its_tokens_once() -> None:
     rows = random_rows(random.Random(2))
-    penalties = Penalties(rows, SIZE)
+    penalties = Penalties(rows)
     logits = random_logits(len(rows))
     for _ in range(3):
         got = penalties.apply(logits, mx.array([row.tokens(0, row.num_tokens)[-1] for row in rows]))
@@ -94,7 +94,7 @@ def test_penalties_are_those_of_mlx_lm_over_the_same_tokens() -> None:
     for process in make_logits_processors({3: 4.0, 8: -2.0}, 1.7, 5, 0.9, 99, -0.6, 99):
         theirs = process(mx.array(history), theirs)
 
-    ours = Penalties([row], SIZE).apply(Biases([row]).apply(logits), None)
+    ours = Penalties([row]).apply(Biases([row]).apply(logits), None)
 
     assert np.allclose(np.array(ours), np.array(theirs), atol=1e-5)
 
@@ -102,9 +102,9 @@ def test_penalties_are_those_of_mlx_lm_over_the_same_tokens() -> None:
 def test_the_prompt_counts_for_the_repetition_penalty_alone() -> None:
     row = sequence([4, 4], sampling=SamplingParams(repetition_penalty=2.0, presence_penalty=1.0))
     logits = mx.ones((1, SIZE))
-    changed = np.flatnonzero(np.array(Penalties([row], SIZE).apply(logits, None))[0] != 1)
+    changed = np.flatnonzero(np.array(Penalties([row]).apply(logits, None))[0] != 1)
     assert changed.tolist() == [4]
-    assert float(Penalties([row], SIZE).apply(logits, None)[0, 4]) == 0.5
+    assert float(Penalties([row]).apply(logits, None)[0, 4]) == 0.5
 
 
 def test_rows_without_penalties_and_biases_keep_their_logits_bit_for_bit() -> None:
@@ -113,7 +113,7 @@ def test_rows_without_penalties_and_biases_keep_their_logits_bit_for_bit() -> No
     loud.output_token_ids = [0, 1, 2]
     logits = random_logits(3)
     rows = [plain, loud, plain]
-    changed = Penalties(rows, SIZE).apply(Biases(rows).apply(logits), None)
+    changed = Penalties(rows).apply(Biases(rows).apply(logits), None)
     assert (np.array(changed == logits).all(axis=1) == [True, False, True]).all()
 
 

@@ -213,6 +213,27 @@ def assert_same_distribution(ours, theirs) -> None:
     assert statistic < freedom + 5 * math.sqrt(2 * max(freedom, 1)), (statistic, freedom)
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.5, 3.0], ids=["flat", "nearly flat", "steep"])
+def test_rows_that_need_much_of_a_long_order_get_the_token_of_the_whole_order(scale) -> None:
+    size = 20_000
+    logits = scale * mx.random.normal((24, size), key=mx.random.key(3))
+    settings = [
+        {"temperature": 1.0},
+        {"temperature": 3.0, "top_p": 0.9},
+        {"temperature": 2.0, "min_p": 0.01},
+        {"temperature": 1.5, "top_k": 15_000},
+        {"temperature": 1.0, "top_p": 0.2, "min_p": 0.001},
+        {"temperature": 0.7, "top_k": 30},
+    ]
+    rows = [row(index, seed=index, **settings[index % 6]) for index in range(24)]
+    tokens = Sampler(size, []).sample(logits, rows)
+    keys = np.array([stream_key(each.job, 0) for each in rows], np.uint64)
+    numbers = mx.array(uniforms(keys, np.arange(24, dtype=np.uint64)))[:, None]
+    chosen = filters.Filters.of([each.job.sampling for each in rows], size)
+
+    assert tokens.tolist() == filters.choose_among_all(logits, chosen, numbers).tolist()
+
+
 def test_filtered_out_tokens_are_never_drawn() -> None:
     logits = random_logits(1, seed=3)
     order = mx.argsort(-logits[0]).tolist()
