@@ -4,7 +4,11 @@ from collections.abc import Sequence as Seq
 from typing import Final, NamedTuple
 
 import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
 from headwater.schemas import SamplingParams
+
+from .device import is_asynchronous
 
 _MIN_HEAD: Final = 64
 _MAX_HEAD: Final = 1024
@@ -57,6 +61,30 @@ class Filters(NamedTuple):
         return None if is_long else _LONG_HEAD
 
 
+def _head_on_host(logits: npt.NDArray[np.float32], size: int) -> mx.array:
+    """Return the ids of the *size* highest logits of each row, ascending; of ties the first.
+
+    Where the device is the CPU nothing is gained by leaving it to MLX, which takes five times
+    as long.
+    """
+    edges = -np.partition(-logits, size - 1, axis=-1)[:, size - 1]
+    heads = []
+    for row, edge in zip(logits, edges, strict=True):
+        above = np.flatnonzero(row > edge)
+        ids = np.sort(np.append(above, np.flatnonzero(row == edge)[: size - above.size]))
+        # A row of NaN has no order; it fails, whatever is drawn for it.
+        heads.append(ids if ids.size == size else np.arange(size))
+    return mx.array(np.array(heads, dtype=np.uint32))
+
+
+def _sum_exp(values: mx.array) -> mx.array:
+    """Sum the exponentials of each row, (rows, 1)."""
+    if is_asynchronous():
+        return mx.sum(mx.exp(values), axis=-1, keepdims=True)
+    # As above: five times as fast.
+    return mx.array(np.exp(np.array(values)).sum(axis=-1, keepdims=True))
+
+
 class Choice(NamedTuple):
     """Drawn tokens, (rows,) int32, and whether the whole vocabulary would have given them."""
 
@@ -77,8 +105,11 @@ def likeliest(logits: mx.array, size: int) -> mx.array:
     """Return the ids of the *size* highest *logits*, (rows, size), in descending order."""
     if size == logits.shape[-1]:
         return mx.argsort(-logits, axis=-1)
-    # Ascending ids first: the second sort is stable, so ties stand by token id.
-    head = mx.sort(mx.argpartition(-logits, kth=size - 1, axis=-1)[:, :size], axis=-1)
+    if is_asynchronous():
+        head = mx.sort(mx.argpartition(-logits, kth=size - 1, axis=-1)[:, :size], axis=-1)
+    else:
+        head = _head_on_host(np.array(logits), size)
+    # Its ids ascend: this sort is stable, so ties stand by token id.
     order = mx.argsort(-mx.take_along_axis(logits, head, axis=-1), axis=-1)
     return mx.take_along_axis(head, order, axis=-1)
 
@@ -99,7 +130,7 @@ def _walk(logits: mx.array, ids: mx.array, filters: Filters, uniform: mx.array) 
     is_sure = num_kept < ids.shape[1]
     if (rows := filters.unfiltered_rows) is not None:
         scaled = (logits[rows] - peak[rows]) * filters.inverse_temperature[rows]
-        total[rows] = mx.sum(mx.exp(scaled), axis=-1, keepdims=True)
+        total[rows] = _sum_exp(scaled)
         is_within = uniform[rows] * total[rows] < cumulative[rows, -1:]
         is_sure[rows] = is_sure[rows] | is_within
     passed = mx.sum(cumulative <= uniform * total, axis=-1, keepdims=True)
@@ -115,7 +146,7 @@ def _num_kept(logits: mx.array, values: mx.array, weights: mx.array, filters: Fi
     is_kept = is_kept & (values >= peak + filters.log_min_p)
     if (rows := filters.top_p_rows) is not None:
         mass_above = mx.cumsum(mx.exp(values[rows] - peak[rows]), axis=-1, inclusive=False)
-        mass = mx.sum(mx.exp(logits[rows] - peak[rows]), axis=-1, keepdims=True)
+        mass = _sum_exp(logits[rows] - peak[rows])
         is_kept[rows] = is_kept[rows] & (mass_above < filters.top_p[rows] * mass)
     return mx.sum(is_kept, axis=-1, keepdims=True)
 

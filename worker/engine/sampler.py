@@ -54,6 +54,7 @@ class Sampler:
         *logits* is (rows, vocabulary); *last_tokens* (rows,) is each row's newest token where a
         row may have one that the host has not read. The result is lazy unless a row draws
         without a small top-k: then the device is asked whether the head of the order was enough.
+        Where the device is the CPU, rows that draw are never lazy.
         """
         batch = self._parameters(rows)
         logits = logits.astype(mx.float32)
