@@ -121,6 +121,7 @@ def _run(
     with ExitStack() as exits:
         stack = None
         if order.redis is None:
+            display.say(f"starting {order.num_workers} worker(s) with model {order.model}")
             stack = exits.enter_context(
                 OwnStack(order.model, folder.path, order.num_workers, order.max_batch)
             )
@@ -133,6 +134,7 @@ def _run(
         run_id = folder.enter(identity)
         limits = replace(order.limits, processes=_num_processes(order, path))
         run = BulkRun(run_id, path, preparation, limits, tally, ordered=order.ordered)
+        display.say(f"{tally.num_rows} rows, {tally.rows_before} of them done before")
         tally.start()
         run.run(
             producer,

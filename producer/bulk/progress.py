@@ -103,6 +103,10 @@ class Display(Protocol):
         """End."""
         ...
 
+    def say(self, line: str) -> None:
+        """Tell what goes on besides."""
+        ...
+
     def show(self, tally: Tally) -> None:
         """Show it, as often as it is called or less."""
         ...
@@ -134,6 +138,10 @@ class PlainLines:
     def __exit__(self, *_: object) -> None:
         return
 
+    def say(self, line: str) -> None:
+        """Say it at once."""
+        self._say(line)
+
     def show(self, tally: Tally) -> None:
         """Say it when the last line is some seconds old."""
         if self._clock() >= self._next_at:
@@ -159,6 +167,9 @@ class _Bar:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
+
+    def say(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False)
 
     def show(self, tally: Tally) -> None:
         self._progress.update(

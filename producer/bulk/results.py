@@ -69,6 +69,8 @@ class ResultFiles:
     def __exit__(self, *_: object) -> None:
         self._output.close()
         self._errors.close()
+        if not self.num_errors:
+            Path(self._errors.name).unlink(missing_ok=True)
 
     def add(self, records: Iterable[Record]) -> None:
         """Append *records*; they are on the disk when this returns."""

@@ -72,6 +72,8 @@ def test_a_terminal_gets_a_bar_with_the_line(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("TERM", "xterm")
 
     with display() as shown:
+        shown.say("starting [1]")
         shown.show(Tally(200, good=50))
 
+    assert "starting [1]" in terminal.getvalue()
     assert "50/200 rows, 0 errors" in terminal.getvalue()

@@ -42,6 +42,16 @@ def test_a_torn_last_line_is_cut_off_and_its_row_is_not_done(tmp_path: Path, cut
     assert (tmp_path / "out").read_bytes() == whole
 
 
+def test_without_errors_there_is_no_error_file(tmp_path: Path) -> None:
+    with open_files(tmp_path) as files:
+        files.add([record(1)])
+    assert not (tmp_path / "err").exists()
+
+    with open_files(tmp_path) as files:
+        files.add([record(2, is_good=False)])
+    assert (tmp_path / "err").exists()
+
+
 def test_a_line_of_zeros_as_a_power_cut_leaves_it_is_cut_off(tmp_path: Path) -> None:
     with open_files(tmp_path) as files:
         files.add([record(1)])
