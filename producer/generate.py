@@ -130,7 +130,7 @@ def _generate(
         card = producer.models.card(settings.alias)
         files = producer.models.tokenizer(settings.alias).files
         # In this process: a script without a main guard would be run again by every other one.
-        rows = prepare(_lines(prompts), Preparation(settings, card, files), processes=0)
+        rows = prepare(_lines(prompts), Preparation(settings, card, files), num_processes=0)
         flight = Flight(producer, card, f"generate-{uuid.uuid4().hex}", size=options.outstanding)
         exits.callback(flight.close)
         exits.callback(flight.cancel_all)

@@ -1,7 +1,12 @@
+from itertools import count
+
 import orjson
+import psutil
+import pytest
 from headwater.producer.bulk.lines import Line
 from headwater.producer.bulk.preparation import Preparation, prepare
 from headwater.producer.bulk.rows import RefusedRow
+from headwater.producer.errors import ProducerError
 
 
 def test_processes_give_the_same_rows_in_the_same_order_as_none(preparation: Preparation) -> None:
@@ -32,3 +37,15 @@ def test_a_reader_who_leaves_early_finds_few_lines_read_ahead(preparation: Prepa
 
     assert first.line == 1
     assert next(lines).number < 10_000
+
+
+def test_a_process_that_is_killed_is_an_error_and_no_wait(preparation: Preparation) -> None:
+    rows = prepare((Line(number, b'{"prompt":"a"}') for number in count(1)), preparation, 1)
+    next(rows)
+    for child in psutil.Process().children():
+        if "spawn_main" in " ".join(child.cmdline()):
+            child.kill()
+
+    with pytest.raises(ProducerError, match="was killed"):
+        for _ in rows:
+            pass
