@@ -72,51 +72,61 @@ def build_loop(
         for alias, directory in settings.adapters.items()
     }
     cache: PrefixCache[DeviceSegment] = PrefixCache(base.cache_kind)
-    policy = SchedulerSettings(
-        max_batch=settings.max_batch,
-        max_bytes=settings.kv_budget_bytes or default_budget_bytes(),
-        footprint=Footprint(**measure_row_cost(base, loaded)._asdict()),
-        target_itl_ms=settings.target_itl_ms,
-        prefill_chunk=settings.prefill_chunk,
-        snapshot_stride=settings.snapshot_stride,
-        max_wait_s=settings.max_wait_s,
-    )
-    limits = ModelLimits(
-        alias=settings.alias,
-        vocab_size=loaded.vocab_size,
-        context_length=loaded.context_length,
-        tokenizer_fingerprint=loaded.tokenizer_files.fingerprint,
-        adapters=tuple(adapted),
-    )
-    vocabulary = Vocabulary(loaded.tokenizer)
     scheduler = Scheduler(
         cache,
-        policy,
+        _policy(base, loaded, settings),
         model_key=loaded.fingerprint,
         adapter_keys={alias: each.fingerprint for alias, each in adapted.items()},
     )
     return GenerationLoop(
         Engine(_with_adapters(base, adapted), Sampler(loaded.vocab_size, loaded.eos_token_ids)),
         scheduler,
-        JobOpener(
-            vocabulary,
-            loaded.eos_token_ids,
-            SAMPLER_VERSION,
-            loaded.vocab_size,
-            Grammars(vocabulary, loaded.vocab_size, loaded.eos_token_ids),
-            infer_family(
-                loaded.tokenizer_files,
-                loaded.tokenizer,
-                reasoning=settings.reasoning,
-                tool_parser=settings.tool_parser,
-            ),
-        ),
-        limits,
+        _opener(loaded, settings),
+        _limits(loaded, settings),
         sink,
         metrics,
         pipelined=is_asynchronous(),
         checkpoint_s=settings.checkpoint_s,
         cold=_cold_prefixes(loaded, settings, base, cache, scheduler, wake),
+    )
+
+
+def _policy(runner: ModelRunner, loaded: LoadedModel, settings: LoopSettings) -> SchedulerSettings:
+    return SchedulerSettings(
+        max_batch=settings.max_batch,
+        max_bytes=settings.kv_budget_bytes or default_budget_bytes(),
+        footprint=Footprint(**measure_row_cost(runner, loaded)._asdict()),
+        target_itl_ms=settings.target_itl_ms,
+        prefill_chunk=settings.prefill_chunk,
+        snapshot_stride=settings.snapshot_stride,
+        max_wait_s=settings.max_wait_s,
+    )
+
+
+def _opener(loaded: LoadedModel, settings: LoopSettings) -> JobOpener:
+    vocabulary = Vocabulary(loaded.tokenizer)
+    return JobOpener(
+        vocabulary,
+        loaded.eos_token_ids,
+        SAMPLER_VERSION,
+        loaded.vocab_size,
+        Grammars(vocabulary, loaded.vocab_size, loaded.eos_token_ids),
+        infer_family(
+            loaded.tokenizer_files,
+            loaded.tokenizer,
+            reasoning=settings.reasoning,
+            tool_parser=settings.tool_parser,
+        ),
+    )
+
+
+def _limits(loaded: LoadedModel, settings: LoopSettings) -> ModelLimits:
+    return ModelLimits(
+        alias=settings.alias,
+        vocab_size=loaded.vocab_size,
+        context_length=loaded.context_length,
+        tokenizer_fingerprint=loaded.tokenizer_files.fingerprint,
+        adapters=tuple(settings.adapters),
     )
 
 
