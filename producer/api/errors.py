@@ -111,6 +111,7 @@ def of_schema(error: SchemaError) -> ApiError:
 # What a worker says that is not its own fault; any other code is a server error.
 _FAILURES = {
     "deadline_exceeded": 504,
+    "bad_response_format": 400,
     "malformed_job": 400,
     "context_length_exceeded": 400,
     "token_id_out_of_range": 400,

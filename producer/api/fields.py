@@ -38,17 +38,14 @@ _ASKS_FOR_NOTHING: Final[Mapping[str, tuple[Any, ...]]] = {
     "function_call": ("none",),
     "functions": ([],),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
     "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
 }
 """Values with which a field that we don't have changes nothing."""
 
@@ -72,6 +69,8 @@ def job_fields(given: Mapping[str, Any]) -> dict[str, Any]:
             sampling[name] = value
         elif name in _JOB_FIELDS:
             fields[name] = value
+        elif name in ("logprobs", "top_logprobs"):
+            continue
         elif value not in _ASKS_FOR_NOTHING.get(name, ()):
             raise ApiError(
                 400,
@@ -79,7 +78,38 @@ def job_fields(given: Mapping[str, Any]) -> dict[str, Any]:
                 code="unsupported_parameter",
                 param=name,
             )
-    return {**fields, "sampling": sampling}
+    return {**fields, **_logprobs(given), "sampling": sampling}
+
+
+def _logprobs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the job's `logprobs`: a chat says whether and how many, a completion how many."""
+    asked, top = given.get("logprobs"), given.get("top_logprobs")
+    if top and asked is not True:
+        raise ApiError(
+            400, "top_logprobs needs logprobs to be true", code="invalid_value", param="logprobs"
+        )
+    if asked is None or asked is False:
+        return {}
+    return {"logprobs": (top or 0) if asked is True else asked}
+
+
+def _response_format(value: Any, fields: dict[str, Any]) -> None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return
+    if kind == "json_schema":
+        # OpenAI wraps the schema; its name and description are for OpenAI's models only.
+        wrapped = value.get("json_schema")
+        schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
+        if not isinstance(schema, dict):
+            raise ApiError(
+                422,
+                "response_format.json_schema.schema: must be an object",
+                code="invalid_value",
+                param="response_format",
+            )
+        value = {"type": kind, "json_schema": schema}
+    fields["response_format"] = value
 
 
 def _stop(value: Any, fields: dict[str, Any]) -> None:
@@ -92,6 +122,7 @@ def _max_completion_tokens(value: Any, fields: dict[str, Any]) -> None:
 
 _TRANSLATED: Final[Mapping[str, Callable[[Any, dict[str, Any]], None]]] = {
     "max_completion_tokens": _max_completion_tokens,
+    "response_format": _response_format,
     "stop": _stop,
 }
 """Fields whose name or form differs from ours."""

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headwater.schemas import Channel, Finished, TextSpan, ToolCall, Usage
+from headwater.schemas.events import PositionLogprobs
 
 from ..result import ChoiceResult, GenerationResult
 from .errors import of_end
+from .logprobs import chat_logprobs, completion_logprobs
 
 
 class ReplyFormat(Protocol):
@@ -27,6 +29,10 @@ class ReplyFormat(Protocol):
 
     def first(self, delta: dict[str, Any]) -> dict[str, Any]:
         """Return *delta* with what a choice's first chunk says besides."""
+        ...
+
+    def logprobs(self, positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
+        """Return what it says of tokens whose text begins at *offset*."""
         ...
 
 
@@ -62,6 +68,11 @@ class ChatFormat:
         """Return *delta* with the role."""
         return {"delta": {"role": "assistant", "content": "", **delta["delta"]}}
 
+    def logprobs(self, positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
+        """Return the tokens with their bytes; *offset* is of no use here."""
+        del offset
+        return chat_logprobs(positions)
+
 
 class CompletionFormat:
     """/v1/completions: plain text, in which nothing is told apart."""
@@ -83,6 +94,10 @@ class CompletionFormat:
     def first(self, delta: dict[str, Any]) -> dict[str, Any]:
         """Return *delta* as it is."""
         return delta
+
+    def logprobs(self, positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
+        """Return the tokens with their places in the text."""
+        return completion_logprobs(positions, offset)
 
 
 _CHANNEL_FIELDS = {Channel.CONTENT: "content", Channel.REASONING: "reasoning_content"}
@@ -117,6 +132,8 @@ class Reply:
     num_choices: int = 1
     """Of each job: job i's choice c is the reply's choice i * num_choices + c."""
     _started: set[int] = field(default_factory=set)
+    _offsets: dict[int, int] = field(default_factory=dict)
+    """By choice: characters of the tokens whose logprobs have been told."""
 
     def whole(self, results: list[GenerationResult], usage: Usage) -> dict[str, Any]:
         """Return the object of a reply that was not streamed."""
@@ -126,7 +143,9 @@ class Reply:
                 **self.format.whole(
                     result.choices[choice], self._call_prefix(self.index(number, choice))
                 ),
-                "logprobs": None,
+                "logprobs": self._logprobs(
+                    self.index(number, choice), result.choices[choice].logprobs
+                ),
                 "finish_reason": result.choices[choice].finish_reason,
             }
             for number, result in enumerate(results)
@@ -134,13 +153,20 @@ class Reply:
         ]
         return {**self._head(self.format.object), "choices": choices, "usage": usage_object(usage)}
 
-    def chunk(self, index: int, spans: Sequence[TextSpan], end: str | None) -> dict[str, Any]:
+    def chunk(
+        self,
+        index: int,
+        spans: Sequence[TextSpan],
+        end: str | None,
+        positions: Sequence[PositionLogprobs] | None = None,
+    ) -> dict[str, Any]:
         """Return a chunk with new text of choice *index*, or with its finish reason *end*."""
         delta = self.format.delta(spans, self._call_prefix(index))
         if index not in self._started:
             self._started.add(index)
             delta = self.format.first(delta)
-        choice = {"index": index, **delta, "logprobs": None, "finish_reason": end}
+        logprobs = self._logprobs(index, positions)
+        choice = {"index": index, **delta, "logprobs": logprobs, "finish_reason": end}
         # With usage asked for, OpenAI's chunks hold a null until the last one.
         usage = {"usage": None} if self.include_usage else {}
         return {**self._head(self.format.chunk_object), "choices": [choice], **usage}
@@ -153,6 +179,15 @@ class Reply:
     def index(self, job: int, choice: int) -> int:
         """Return the number in this reply of a job's choice."""
         return job * self.num_choices + choice
+
+    def _logprobs(
+        self, index: int, positions: Sequence[PositionLogprobs] | None
+    ) -> dict[str, Any] | None:
+        if not positions:
+            return None
+        offset = self._offsets.get(index, 0)
+        self._offsets[index] = offset + sum(len(position.text) for position in positions)
+        return self.format.logprobs(positions, offset)
 
     def _call_prefix(self, index: int) -> str:
         return f"call_{self.job_ids[0]}_{index}"

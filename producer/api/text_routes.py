@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from headwater.schemas import Finished, HeadwaterError, Usage
+from headwater.schemas.events import PositionLogprobs
 
 from ..stream_reader import Ended, Output, Restart
 from . import sse
@@ -99,6 +100,8 @@ class _ReplyStream:
     _is_over: bool = False
     _usages: list[Usage] = field(default_factory=list)
     _texts: defaultdict[int, SteadyText] = field(default_factory=lambda: defaultdict(SteadyText))
+    _num_told: dict[int, int] = field(default_factory=dict)
+    """By choice: tokens whose logprobs have been sent."""
     _entry: list[dict[str, Any]] = field(default_factory=list)
     """Chunks of the entry that is being read: the last of them will carry its id."""
 
@@ -139,10 +142,19 @@ class _ReplyStream:
 
     def _output(self, job: int, output: Output) -> list[bytes]:
         taken = (self._texts[job].take(output.choice, span) for span in output.text)
-        if spans := [span for span in taken if span is not None]:
-            index = self.reply.index(job, output.choice)
-            self._entry.append(self.reply.chunk(index, spans, None))
+        spans = [span for span in taken if span is not None]
+        index = self.reply.index(job, output.choice)
+        positions = self._untold(index, output)
+        if spans or positions:
+            self._entry.append(self.reply.chunk(index, spans, None, positions))
         return self._flush(output) if output.is_last else []
+
+    def _untold(self, index: int, output: Output) -> tuple[PositionLogprobs, ...]:
+        # A job that starts over tells its tokens again.
+        num_told = self._num_told.get(index, 0)
+        positions = (output.logprobs or ())[max(0, num_told - output.start) :]
+        self._num_told[index] = num_told + len(positions)
+        return positions
 
     def _end(self, job: int, ended: Ended) -> list[bytes]:
         if not isinstance(ended.event, Finished):

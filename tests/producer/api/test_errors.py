@@ -57,6 +57,9 @@ def test_what_does_not_fit_the_context_is_refused(client: OpenAI, fields: dict[s
         ("stream_options", {"continuous": True}),
         ("priority", "urgent"),
         ("tool_choice", "required"),
+        ("logprobs", "many"),
+        ("response_format", {"type": "json_schema"}),
+        ("response_format", {"type": "xml"}),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(client: OpenAI, field: str, value: Any) -> None:

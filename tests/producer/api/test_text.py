@@ -196,3 +196,35 @@ def test_the_reply_names_its_job(client: OpenAI) -> None:
     raw = client.chat.completions.with_raw_response.create(**CHAT)
 
     assert raw.parse().id == "chatcmpl-" + raw.headers["X-Headwater-Job"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_chats_logprobs_are_of_every_token_with_the_likeliest_ones(
+    client: OpenAI, stream: bool
+) -> None:
+    asked = {**CHAT, "temperature": 0, "logprobs": True, "top_logprobs": 2, "stream": stream}
+    reply = client.chat.completions.create(**asked)
+
+    parts = [part.choices[0].logprobs for part in (reply if stream else [reply])]
+    tokens = [token for part in parts if part is not None for token in part.content]
+    assert len(tokens) == 24
+    for token in tokens:
+        assert token.logprob <= 0
+        assert token.bytes
+        assert token.top_logprobs[0].token == token.token  # greedy
+        assert len(token.top_logprobs) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_completions_logprobs_say_where_each_token_stands(client: OpenAI, stream: bool) -> None:
+    asked = {**TEXT, "logprobs": 1, "stream": stream}
+    reply = client.completions.create(**asked)
+
+    tokens: list[str] = []
+    for part in reply if stream else [reply]:
+        told = part.choices[0].logprobs
+        if told is not None:
+            assert told.text_offset[0] == sum(map(len, tokens))
+            tokens += told.tokens
+            assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs)
+    assert len(tokens) == 24
