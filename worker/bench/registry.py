@@ -12,6 +12,7 @@ from . import (
     detok,
     features,
     overhead,
+    restart,
     scheduler,
 )
 from .scenario import Scenario
@@ -29,6 +30,7 @@ _ALL: tuple[Scenario[Any], ...] = (
     decode.SCENARIO,
     features.SCENARIO,
     budget.SCENARIO,
+    restart.SCENARIO,
     bulk.SCENARIO,
 )
 SCENARIOS: Mapping[str, Scenario[Any]] = {scenario.name: scenario for scenario in _ALL}

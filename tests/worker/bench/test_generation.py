@@ -94,3 +94,13 @@ def test_each_side_has_its_peaks_from_a_process_of_its_own(tiny_folder):
     for side in (memory.OURS, memory.PEER):
         found = memory.measure_apart("unique", settings, side)
         assert found["peak_rss_bytes"] > found["peak_kv_bytes"] > 0
+
+
+def test_a_restarted_worker_computes_only_what_it_has_not_served(tiny_folder):
+    scenario = SCENARIOS["restart"]
+    asked = scenario.settings(model=tiny_folder, prompts=2, system_tokens=256)
+    found = run_scenario(scenario, asked, repeat=1, measure_memory=False)
+
+    assert found.ours["prompt_tokens_computed"] == 2 * 16
+    assert found.peers[0]["prompt_tokens_computed"] == found.ours["prompt_tokens"] == 2 * 272
+    assert found.ratio["ttft_warm_over_cold"] > 0
