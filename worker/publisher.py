@@ -303,9 +303,14 @@ class Publisher:
             return
         for entry in lost:
             triple = (outbox.job_id, entry.id, entry.event)
-            outcomes = self._streams.append_all([triple], self._settings.running_ttl_ms)
-            if Appended.LATER in outcomes:
+            (outcome,) = self._streams.append_all([triple], self._settings.running_ttl_ms)
+            if outcome is Appended.LATER:
                 raise TakesNoWrites("the server takes no writes now")
+            if outcome is not Appended.WRITTEN:
+                # The stream has changed since we looked. What follows would be refused, too,
+                # and a job that tells nothing for a while would not hear of it.
+                self._appended(outbox, outcome)
+                return
         with self._lock:
             self._wake()
 

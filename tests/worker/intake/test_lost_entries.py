@@ -1,5 +1,7 @@
 """Entries that the server lost: told again, never with a gap, never twice."""
 
+from collections.abc import Callable
+
 import pytest
 from headwater.schemas import (
     Restarted,
@@ -7,11 +9,12 @@ from headwater.schemas import (
     keys,
 )
 from headwater.worker.messages import Drop
-from headwater.worker.streams import JobStreams
+from headwater.worker.streams import JobStreams, Tip
 from redis import Redis
 
 from .conftest import (
     FINISHED,
+    Station,
     Stations,
     Submit,
     part,
@@ -147,6 +150,65 @@ def test_a_lost_reply_to_a_new_beginning_does_not_cost_the_job(
     assert worker.publisher.wait_until_closed(10)
 
     assert types_of(redis, job_id) == ["restarted", "delta", "finished"]
+    assert worker.inbox.empty()
+
+
+def _after_the_look(
+    worker: Station, monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]
+) -> None:
+    """Let *change* happen between the publisher's look at a stream and what it sends again."""
+    look, changes = JobStreams.tip, [change]
+
+    def look_then_change(streams: JobStreams, job_id: str) -> Tip | None:
+        tip = look(streams, job_id)
+        while changes:
+            changes.pop()()
+        return tip
+
+    monkeypatch.setattr(JobStreams, "tip", look_then_change)
+    worker.publisher._check_all()
+
+
+def test_a_fence_that_comes_while_entries_are_sent_again_is_heeded_at_once(
+    redis: Redis, station: Stations, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit()
+    worker = station()
+    worker.claim()
+    worker.publisher.delta(job_id, [part(0, 1)])
+    wait_for_entries(redis, job_id, 2)
+    while worker.publisher.silent_claims():
+        pass
+    _take_back(redis, job_id, 1)
+    fence = Started(worker_id="other", sampler_version=1)
+
+    _after_the_look(
+        worker,
+        monkeypatch,
+        lambda: JobStreams(redis).begin(job_id, "another execution", fence, 60_000),
+    )
+
+    # The job tells nothing more, and is dropped all the same.
+    assert worker.inbox.get(timeout=10) == Drop(job_id)
+    assert types_of(redis, job_id) == ["started", "resumed"]
+
+
+def test_a_stream_that_goes_while_entries_are_sent_again_is_begun_anew_at_once(
+    redis: Redis, station: Stations, submit: Submit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit()
+    worker = station()
+    worker.claim()
+    worker.publisher.delta(job_id, [part(0, 1)])
+    wait_for_entries(redis, job_id, 2)
+    while worker.publisher.silent_claims():
+        pass
+    _take_back(redis, job_id, 1)
+
+    _after_the_look(worker, monkeypatch, lambda: redis.delete(keys.stream_key(job_id)))
+
+    wait_for_entries(redis, job_id, 2)
+    assert types_of(redis, job_id) == ["restarted", "delta"]
     assert worker.inbox.empty()
 
 
