@@ -129,6 +129,7 @@ class Station:
         self._stop_commands.stop()
         self._maintenance.stop()
         self.publisher.stop()
+        self._maintenance.retire_queues()
         self._heartbeat.stop()
         self._registration.unregister()
 

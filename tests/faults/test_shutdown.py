@@ -4,8 +4,18 @@ import signal
 
 from headwater.producer.client import Producer
 from headwater.producer.embedded import EmbeddedServer
+from headwater.schemas import keys
 
-from .conftest import QUEUE, STAGES, StartWorker, job, types_of
+from .conftest import (
+    ALIAS,
+    QUEUE,
+    STAGES,
+    StartWorker,
+    check_no_lasting_key,
+    job,
+    result_of,
+    types_of,
+)
 
 
 def test_a_job_whose_claim_is_under_way_at_sigterm_is_handed_back(
@@ -31,3 +41,15 @@ def test_a_worker_that_is_stopped_while_the_server_is_away_leaves_in_good_order(
 
     assert worker.stop() == 0
     assert "Traceback" not in "".join(worker.log)
+
+
+def test_the_last_worker_leaves_no_key_that_lasts(
+    producer: Producer, start_worker: StartWorker
+) -> None:
+    worker = start_worker("--lease-s", "60")
+    result_of(producer, producer.submit(job()))
+    # Long before maintenance, which would take the queue's name away, has its turn.
+    assert worker.stop() == 0
+
+    assert not producer.redis.exists(keys.active_queues_key(ALIAS))
+    check_no_lasting_key(producer)

@@ -64,17 +64,24 @@ class Maintenance:
 
     def run_once(self) -> None:
         """Look at every queue of the model once; raises RedisError."""
-        members: Any = self._redis.smembers(keys.active_queues_key(self._settings.model))
-        names = sorted(member.decode("utf-8", "replace") for member in members)
         between: dict[tuple[str, str], float] = {}
         unclaimed: dict[RunningJob, float] = {}
-        for name in names:
+        for name in self._queue_names():
             unclaimed |= self._recover_running(name)
             between |= self._recover_between(name)
             self._recover_abandoned(name)
             self._retire(name)
         self._between_since = between
         self._unclaimed_since = unclaimed
+
+    def retire_queues(self) -> None:
+        """Forget queues without work: the last worker leaves no names; raises RedisError."""
+        for name in self._queue_names():
+            self._retire(name)
+
+    def _queue_names(self) -> list[str]:
+        members: Any = self._redis.smembers(keys.active_queues_key(self._settings.model))
+        return sorted(member.decode("utf-8", "replace") for member in members)
 
     def _run(self) -> None:
         while not self._thread.stopping.wait(self._settings.maintenance_s):
