@@ -73,6 +73,12 @@ class EngineThread:
         """The loop once it is built, or what went wrong; its figures may be read anywhere."""
         return self._loop
 
+    @property
+    def step_s(self) -> float:
+        """How long the last step took; 0 before the first one."""
+        is_built = self._loop.done() and self._loop.exception() is None
+        return self._loop.result().figures.step_s if is_built else 0.0
+
     def post(self, message: Control) -> None:
         """Let the thread act on *message* before its next step."""
         self._inbox.put(message)

@@ -27,6 +27,8 @@ class Figures:
         self.num_generated_tokens = 0
         self.last_read_s = 0.0
         """When the last step's tokens came back, on the loop's clock."""
+        self.step_s = 0.0
+        """How long the last step took."""
         self.progress_s = 0.0
         """When a step was last planned, or a first job came: for the liveness check."""
 
@@ -55,6 +57,7 @@ class Figures:
     def stepped(self, num_tokens: int, now: float, seconds: float) -> None:
         """Note that a step's tokens have been handled; *seconds* from launch to launch."""
         self.last_read_s = now
+        self.step_s = seconds
         self._steps.append((now, num_tokens))
         while now - self._steps[0][0] > _RATE_WINDOW_S:
             self._steps.popleft()

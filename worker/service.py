@@ -50,6 +50,7 @@ class Worker:
             settings,
             self.worker_id,
             post=lambda message: self._engine.post(message),
+            step_s=lambda: self._engine.step_s,
             on_death=self._on_death,
         )
         self._engine = EngineThread(

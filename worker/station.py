@@ -34,11 +34,14 @@ class Station:
         worker_id: str,
         *,
         post: Callable[[Message], None],
+        step_s: Callable[[], float],
         on_death: Callable[[BaseException], None],
     ) -> None:
+        """*step_s* tells how long the engine's last step took, for the pace of the intake."""
         self._settings = settings
         self._worker_id = worker_id
         self._post = post
+        self._step_s = step_s
         self._on_death = on_death
         stream_ttl_ms = int(settings.stream_ttl_s * 1000)
         self._intake_settings = IntakeSettings(
@@ -85,6 +88,7 @@ class Station:
             self.publisher,
             self._intake_settings,
             post=self._post,
+            step_s=self._step_s,
             on_death=self._on_death,
         )
         self._maintenance = Maintenance(

@@ -118,6 +118,7 @@ class _Worker:
             WorkerSettings(model=settings.model, alias=ALIAS, redis=url, max_batch=settings.batch),
             _WORKER_ID,
             post=self._post,
+            step_s=lambda: self.loop.figures.step_s,
             on_death=self._on_death,
         )
         publisher = self._station.publisher

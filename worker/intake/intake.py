@@ -13,16 +13,14 @@ from ..booking.rq_jobs import RQBook
 from ..messages import Admit, Cancel, Claim, Message
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
-from .cancel_watch import CancelWatch
 from .claimer import Claimer, ClaimPostponed
-from .fair_share import FairShare
-from .queue_watch import QueueWatch
+from .fair_share import FairShare, QueueId
+from .lookout import Lookout
 from .settings import IntakeSettings
 
 log = structlog.get_logger()
 
-_BUSY_POLL_S = 0.05
-"""Pause between two looks while jobs run."""
+_LONGEST_PAUSE_S = 0.1
 _OUTAGE_PAUSE_S = 0.5
 
 
@@ -66,16 +64,18 @@ class Intake:
         settings: IntakeSettings,
         *,
         post: Callable[[Message], None],
+        step_s: Callable[[], float],
         on_death: Callable[[BaseException], None],
     ) -> None:
+        """*step_s* tells how long the engine's last step took; 0 before the first one."""
         self._claims = claims
         self._settings = settings
         self._post = post
         self._claimer = Claimer(redis, book, settings, is_held=claims.holds)
-        self._cancel_watch = CancelWatch(redis)
-        self._queue_watch = QueueWatch(redis, settings.model)
+        self._lookout = Lookout(redis, settings.model)
+        self._step_s = step_s
         self._share = FairShare(settings.max_wait_s)
-        self._next_look_s = 0.0
+        self._cancels_due_s = 0.0
         self._asked: set[str] = set()
         """Jobs whose cancellation the engine has been told of."""
         self._drain = threading.Event()
@@ -102,9 +102,8 @@ class Intake:
 
     def _turn(self) -> None:
         try:
-            self._look_for_cancels()
             self._claimer.resume(self._accept)
-            has_claimed = self._claim_next()
+            has_claimed = self._claim_next(self._look())
         except RedisError as error:
             if not is_passing(error):
                 raise
@@ -117,12 +116,31 @@ class Intake:
     def _pause_s(self) -> float:
         """Return how long to wait before the next look.
 
-        Every wake-up takes a core from the engine for about a millisecond, caches and all, so
-        while jobs run there is one for both looks.
+        Once a step is enough, as nothing that a look brings can be acted on within one; and
+        every wake-up takes a core from the engine for about a millisecond, caches and all.
         """
-        return _BUSY_POLL_S if self._claims.num_open else self._settings.poll_s
+        if not self._claims.num_open:
+            return self._settings.poll_s
+        step_s = self._step_s() or _LONGEST_PAUSE_S
+        return min(max(step_s, self._settings.poll_s), _LONGEST_PAUSE_S)
 
-    def _claim_next(self) -> bool:
+    def _look(self) -> list[QueueId]:
+        """Tell the engine of wishes to cancel; return the queues that hold something."""
+        now = time.monotonic()
+        watched: list[Claim] = []
+        if now >= self._cancels_due_s:
+            # Less than the pause, so that every wake-up looks, and not every claim of a burst.
+            self._cancels_due_s = now + self._pause_s() / 2
+            claims = self._claims.open_claims()
+            self._asked &= {claim.job_id for claim in claims}
+            watched = [claim for claim in claims if claim.job_id not in self._asked]
+        sight = self._lookout.look(watched)
+        for job_id in sight.ending:
+            self._asked.add(job_id)
+            self._post(Cancel(job_id))
+        return sight.waiting
+
+    def _claim_next(self, waiting: list[QueueId]) -> bool:
         """Claim one job if there is room and work; return whether to go on at once.
 
         A job with strikes is on trial until its first token. Only it may be struck if the
@@ -133,8 +151,7 @@ class Intake:
         silent = self._claims.silent_claims()
         if any(claim.strikes for claim in silent):
             return False
-        now = time.monotonic()
-        for queue in self._share.order(self._queue_watch.waiting(), now):
+        for queue in self._share.order(waiting, time.monotonic()):
             try:
                 num_tokens = self._claimer.claim(queue.name, self._accept, with_strikes=not silent)
             except ClaimPostponed:
@@ -151,16 +168,3 @@ class Intake:
             self._claims.release(claim.job_id, "the worker stops")
         else:
             self._post(Admit(claim))
-
-    def _look_for_cancels(self) -> None:
-        now = time.monotonic()
-        if now < self._next_look_s:
-            return
-        # Less than the pause, so that every wake-up looks, and not every claim of a burst.
-        self._next_look_s = now + _BUSY_POLL_S / 2
-        claims = self._claims.open_claims()
-        self._asked &= {claim.job_id for claim in claims}
-        watched = [claim for claim in claims if claim.job_id not in self._asked]
-        for job_id in self._cancel_watch.cancelled(watched):
-            self._asked.add(job_id)
-            self._post(Cancel(job_id))

@@ -82,6 +82,7 @@ class Station:
             self.publisher,
             self.settings,
             post=self.inbox.put,
+            step_s=lambda: 0.0,
             on_death=self.deaths.append,
         )
         self.maintenance = Maintenance(
@@ -107,9 +108,13 @@ class Station:
         )
         self.publisher.start()
 
+    def claim_next(self) -> bool:
+        """Look, and claim the next job on this thread; return whether there was one."""
+        return self.intake._claim_next(self.intake._look())
+
     def claim(self) -> Claim:
         """Claim the next job on this thread and return its claim."""
-        assert self.intake._claim_next()
+        assert self.claim_next()
         message = self.inbox.get(timeout=10)
         assert isinstance(message, Admit)
         return message.claim

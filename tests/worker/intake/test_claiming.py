@@ -20,7 +20,7 @@ def test_nothing_is_claimed_beyond_the_capacity(station: Stations, submit: Submi
     worker.claim()
     worker.claim()
 
-    assert not worker.intake._claim_next()
+    assert not worker.claim_next()
 
 
 def test_nothing_is_claimed_while_rq_is_suspended(
@@ -30,7 +30,7 @@ def test_nothing_is_claimed_while_rq_is_suspended(
     worker = station()
     redis.set("rq:suspended", 1)
 
-    assert not worker.intake._claim_next()
+    assert not worker.claim_next()
     redis.delete("rq:suspended")
     assert worker.claim()
 

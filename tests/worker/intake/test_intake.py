@@ -109,7 +109,7 @@ def test_a_finished_stream_is_never_generated_again(
     worker = station()
     JobStreams(redis).close(job_id, FINISHED, 60_000)
 
-    assert worker.intake._claim_next()
+    assert worker.claim_next()
 
     assert worker.inbox.empty()
     assert status_of(redis, job_id) == "finished"
@@ -178,7 +178,7 @@ def test_a_living_workers_job_is_left_alone(station: Stations, submit: Submit) -
 
     other.maintenance.run_once()
 
-    assert not other.intake._claim_next()
+    assert not other.claim_next()
 
 
 def test_a_hand_back_goes_to_the_front_and_is_resumed(
@@ -207,7 +207,7 @@ def test_three_strikes_are_a_dead_letter(redis: Redis, station: Stations, submit
         redis.delete(keys.worker_key(victim.worker_id))
         heir.maintenance.run_once()
 
-    assert heir.intake._claim_next()
+    assert heir.claim_next()
 
     assert heir.inbox.empty()
     end = JobStreams(redis).read(job_id)[-1].event
@@ -222,7 +222,7 @@ def test_a_job_that_expired_in_the_queue_is_not_run(
     job_id = submit(expires_at=1.0)
     worker = station()
 
-    assert worker.intake._claim_next()
+    assert worker.claim_next()
 
     assert worker.inbox.empty()
     assert types_of(redis, job_id) == ["started", "expired"]
@@ -236,9 +236,9 @@ def test_cancelling_a_running_job_reaches_the_engine_once(
     worker.claim()
 
     Producer(redis).cancel(job_id)
-    worker.intake._look_for_cancels()
-    worker.intake._next_look_s = 0.0
-    worker.intake._look_for_cancels()
+    worker.intake._look()
+    worker.intake._cancels_due_s = 0.0
+    worker.intake._look()
 
     assert worker.inbox.get(timeout=10) == Cancel(job_id)
     assert worker.inbox.empty()
@@ -271,7 +271,7 @@ def test_an_id_lost_between_queue_and_execution_is_put_back(
     worker.maintenance._clock = lambda: now[0]
 
     worker.maintenance.run_once()
-    assert not worker.intake._claim_next()
+    assert not worker.claim_next()
     now[0] = 1.5
     worker.maintenance.run_once()
 

@@ -48,7 +48,7 @@ def test_a_malformed_job_ends_as_failed_and_the_next_one_runs(
     good = submit()
     worker = station()
 
-    assert worker.intake._claim_next()
+    assert worker.claim_next()
     assert worker.claim().job_id == good
 
     end = JobStreams(redis).read(bad)[-1].event
@@ -67,7 +67,7 @@ def test_an_id_that_is_none_of_ours_is_quarantined(
     redis.lpush(f"rq:queue:{QUEUE}", raw)
     worker = station()
 
-    assert worker.intake._claim_next()
+    assert worker.claim_next()
 
     assert worker.claim().job_id == good
     assert redis.lrange(keys.quarantine_key("m"), 0, -1) == [raw]
@@ -100,7 +100,7 @@ def test_a_job_whose_record_is_no_hash_is_quarantined(
     good = submit()
     worker = station()
 
-    assert worker.intake._claim_next()
+    assert worker.claim_next()
 
     assert worker.claim().job_id == good
     assert types_of(redis, bad) == ["failed"]
@@ -116,7 +116,7 @@ def test_a_job_whose_stream_or_counter_is_none_is_failed(
     good = submit()
     worker = station()
 
-    assert worker.intake._claim_next()
+    assert worker.claim_next()
 
     assert worker.claim().job_id == good
     assert status_of(redis, bad) == "failed"
@@ -131,7 +131,7 @@ def test_a_stream_with_an_entry_that_is_no_event_ends_as_failed(
     redis.xadd(keys.stream_key(bad), {"hello": "world"}, id="0-1")
     worker = station()
 
-    assert worker.intake._claim_next()
+    assert worker.claim_next()
 
     assert worker.inbox.empty()
     last = redis.xrevrange(keys.stream_key(bad), count=1)[0][1]

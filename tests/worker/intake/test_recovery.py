@@ -98,10 +98,10 @@ def test_a_worker_takes_its_own_lost_job_again_only_when_its_engine_has_let_go_o
     assert status_of(redis, job_id) == "queued"
 
     # Awake again, and not yet told that the job is lost.
-    assert not paused.intake._claim_next()
+    assert not paused.claim_next()
     paused.heartbeat.beat()
     assert paused.inbox.get(timeout=10) == Drop(job_id)
-    assert not paused.intake._claim_next()
+    assert not paused.claim_next()
     paused.publisher.delta(job_id, [part(1, 2)])  # the old run goes on until it hears of it
     assert status_of(redis, job_id) == "queued"
     assert paused.publisher.num_open == 0

@@ -23,7 +23,7 @@ def test_a_struck_job_waits_until_every_other_has_told_something(
     struck = submit()
     _strike(redis, station)
 
-    assert not worker.intake._claim_next()
+    assert not worker.claim_next()
     assert worker.inbox.empty()
     assert types_of(redis, struck) == ["started"]
 
@@ -44,7 +44,7 @@ def test_no_job_is_claimed_while_a_struck_one_has_told_nothing(
     innocent = submit()
     assert worker.claim().job_id == struck
 
-    assert not worker.intake._claim_next()
+    assert not worker.claim_next()
     assert types_of(redis, innocent) == []
 
     worker.publisher.delta(struck, [part(0, 1)])
