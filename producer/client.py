@@ -185,8 +185,7 @@ class Producer:
                         raise DuplicateJob(f"job {self._first_existing(ids)} exists already")
                     self._check_depth(pipeline, jobs)
                     pipeline.multi()
-                    for job in jobs:
-                        self._queue.push(pipeline, job)
+                    self._queue.push(pipeline, jobs)
                     was_sent = True
                     pipeline.execute()
                     return ids
@@ -212,7 +211,7 @@ class Producer:
                     pipeline.multi()
                     stored = record._replace(job_id=job.job_id).encode()
                     pipeline.set(record_key, stored, ex=self._settings.idempotency_ttl_s)
-                    self._queue.push(pipeline, job)
+                    self._queue.push(pipeline, [job])
                     pipeline.execute()
                     return job.job_id
 

@@ -79,6 +79,8 @@ def _add_commands(
 ) -> CancelOutcome:
     pipeline.set(keys.cancel_key(job_id), b"1", ex=CANCEL_TTL_S)
     if rq_job.state is not JobState.QUEUED:
+        model, _, _ = rq_job.queue_name.partition(".")
+        pipeline.publish(keys.bell_channel(model), b"")
         return CancelOutcome.REQUESTED
     # A worker may hold the id in its hands without having said so in the job's hash: its
     # attempt then finds the end that we write here, and generates nothing.

@@ -98,17 +98,20 @@ class JobQueue:
         self._redis = redis
         self._queues: dict[str, Queue] = {}
 
-    def push(self, pipeline: Any, job: GenerationJob) -> None:
-        """Add *job*'s hash and its place in the queue; raises PayloadTooLarge.
+    def push(self, pipeline: Any, jobs: Sequence[GenerationJob]) -> None:
+        """Add each job's hash and its place in its queue; raises PayloadTooLarge.
 
         A wish to cancel an earlier job of the same id, which outlives that job, does not hold.
         """
-        queue = self._queue(keys.job_queue_name(job))
-        rq_job = self._rq_job(job)
-        _check_size(rq_job)
-        pipeline.delete(keys.cancel_key(job.job_id))
-        pipeline.sadd(keys.active_queues_key(job.model), queue.name)
-        queue.enqueue_job(rq_job, pipeline=pipeline)
+        for job in jobs:
+            queue = self._queue(keys.job_queue_name(job))
+            rq_job = self._rq_job(job)
+            _check_size(rq_job)
+            pipeline.delete(keys.cancel_key(job.job_id))
+            pipeline.sadd(keys.active_queues_key(job.model), queue.name)
+            queue.enqueue_job(rq_job, pipeline=pipeline)
+        for model in {job.model for job in jobs}:
+            pipeline.publish(keys.bell_channel(model), b"")
 
     def holds(self, pipeline: Any, jobs: Sequence[GenerationJob]) -> bool:
         """Whether exactly these jobs (the seeds that we drew included) were pushed already."""

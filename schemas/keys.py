@@ -26,6 +26,14 @@ def active_queues_key(model: str) -> str:
     return f"headwater:queues:{model}"
 
 
+def bell_channel(model: str) -> str:
+    """Return the pub/sub channel that rings when there is something to look at for *model*.
+
+    A message says nothing but that; whoever misses it finds out a little later by looking.
+    """
+    return f"headwater:bell:{model}"
+
+
 def stream_key(job_id: str) -> str:
     """Return the job's event stream."""
     return f"headwater:events:{job_id}"

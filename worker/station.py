@@ -9,10 +9,10 @@ from .booking.rq_jobs import RQBook
 from .engine.sampler import SAMPLER_VERSION
 from .intake.heartbeat import Heartbeat
 from .intake.intake import Intake
+from .intake.listener import Listener
 from .intake.maintenance import Maintenance
 from .intake.registration import Registration
 from .intake.settings import IntakeSettings
-from .intake.stop_commands import StopCommands
 from .messages import Message
 from .publisher import Publisher, PublisherSettings
 from .redis_client import connect
@@ -98,18 +98,20 @@ class Station:
             claims=self.publisher.claims,
             on_death=self._on_death,
         )
-        self._stop_commands = StopCommands(
+        self._listener = Listener(
             connect(self._settings.redis),
             self._worker_id,
+            self._settings.alias,
             claims=self.publisher.open_claims,
             post=self._post,
+            ring=self._intake.ring,
             on_death=self._on_death,
         )
         self._heartbeat.start()
         self.publisher.start()
         self._intake.start()
         self._maintenance.start()
-        self._stop_commands.start()
+        self._listener.start()
 
     @property
     def lease_age_s(self) -> float:
@@ -130,7 +132,7 @@ class Station:
         Raises RedisError where the server can't be told that we leave.
         """
         self._intake.stop()
-        self._stop_commands.stop()
+        self._listener.stop()
         self._maintenance.stop()
         self.publisher.stop()
         self._maintenance.retire_queues()

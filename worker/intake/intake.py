@@ -20,7 +20,8 @@ from .settings import IntakeSettings
 
 log = structlog.get_logger()
 
-_LONGEST_PAUSE_S = 0.1
+_SHORTEST_PAUSE_S = 0.02
+"""Between two looks, also when the bell never stops or the steps are short."""
 _OUTAGE_PAUSE_S = 0.5
 
 
@@ -79,6 +80,7 @@ class Intake:
         self._asked: set[str] = set()
         """Jobs whose cancellation the engine has been told of."""
         self._drain = threading.Event()
+        self._bell = threading.Event()
         self._thread = WatchedThread("intake", self._run, on_death)
 
     def start(self) -> None:
@@ -92,8 +94,14 @@ class Intake:
         """
         self._drain.set()
 
+    def ring(self) -> None:
+        """Look soon: something was submitted, or somebody wants a job to end."""
+        self._bell.set()
+
     def stop(self) -> None:
         """End the thread."""
+        self._thread.stopping.set()
+        self._bell.set()
         self._thread.stop()
 
     def _run(self) -> None:
@@ -111,18 +119,22 @@ class Intake:
             self._thread.stopping.wait(_OUTAGE_PAUSE_S)
             return
         if not has_claimed:
-            self._thread.stopping.wait(self._pause_s())
+            self._pause()
 
-    def _pause_s(self) -> float:
-        """Return how long to wait before the next look.
+    def _pause(self) -> None:
+        """Wait for the bell; for those who ring none, look once a step all the same.
 
-        Once a step is enough, as nothing that a look brings can be acted on within one; and
-        every wake-up takes a core from the engine for about a millisecond, caches and all.
+        Nothing that a look brings can be acted on within a step; and every wake-up takes a core
+        from the engine for about a millisecond, caches and all.
         """
-        if not self._claims.num_open:
-            return self._settings.poll_s
-        step_s = self._step_s() or _LONGEST_PAUSE_S
-        return min(max(step_s, self._settings.poll_s), _LONGEST_PAUSE_S)
+        longest_s = self._settings.longest_pause_s
+        pause_s = min(max(self._step_s() or longest_s, _SHORTEST_PAUSE_S), longest_s)
+        began_s = time.monotonic()
+        if self._bell.wait(pause_s):
+            self._bell.clear()
+            rest_s = _SHORTEST_PAUSE_S - (time.monotonic() - began_s)
+            if rest_s > 0:
+                self._thread.stopping.wait(rest_s)
 
     def _look(self) -> list[QueueId]:
         """Tell the engine of wishes to cancel; return the queues that hold something."""
@@ -130,7 +142,7 @@ class Intake:
         watched: list[Claim] = []
         if now >= self._cancels_due_s:
             # Less than the pause, so that every wake-up looks, and not every claim of a burst.
-            self._cancels_due_s = now + self._pause_s() / 2
+            self._cancels_due_s = now + _SHORTEST_PAUSE_S / 2
             claims = self._claims.open_claims()
             self._asked &= {claim.job_id for claim in claims}
             watched = [claim for claim in claims if claim.job_id not in self._asked]

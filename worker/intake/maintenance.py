@@ -13,7 +13,6 @@ import structlog
 from headwater.schemas import END_TYPES, SchemaError, decode_entry, keys
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError, WatchError
-from rq.executions import Execution
 from rq.job import JobStatus
 from rq.registry import FailedJobRegistry
 
@@ -22,6 +21,7 @@ from ..booking.rq_jobs import RQBook, RunningJob, job_keys
 from ..messages import Claim
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
+from .executions import survey
 from .settings import IntakeSettings
 
 log = structlog.get_logger()
@@ -101,14 +101,15 @@ class Maintenance:
         claimed = {claim.execution_id for claim in self._claims()}
         now = self._clock()
         since: dict[RunningJob, float] = {}
-        for running in self._executions(queue_name):
+        for running, may_be_lost in survey(self._redis, queue_name):
             is_ours = running.worker_id == self._settings.worker_id
             if is_ours and running.execution_id not in claimed:
                 # Just started or about to end; or dropped, while nobody else took it.
                 since[running] = self._unclaimed_since.get(running, now)
             is_given_up = now - since.get(running, now) >= self._settings.lease_s
-            with self._alone(running.job_id):
-                self._settle(running, is_given_up=is_given_up)
+            if is_given_up or may_be_lost:
+                with self._alone(running.job_id):
+                    self._settle(running, is_given_up=is_given_up)
         return since
 
     @contextmanager
@@ -120,15 +121,6 @@ class Maintenance:
             if isinstance(error, RedisError) and is_passing(error):
                 raise
             log.warning("unrecoverable", job_id=job_id, error=str(error))
-
-    def _executions(self, queue_name: str) -> Iterator[RunningJob]:
-        members: Any = self._redis.zrange(job_keys("", queue_name).started, 0, -1)
-        for member in members:
-            job_id, _, execution_id = member.decode("utf-8", "replace").partition(":")
-            execution = Execution(execution_id, job_id, self._redis)
-            worker: Any = self._redis.hget(execution.key, "worker_name")
-            # An execution whose hash is gone has no worker either.
-            yield RunningJob(job_id, queue_name, execution_id, worker.decode() if worker else "-")
 
     def _settle(self, running: RunningJob, *, is_given_up: bool) -> None:
         """Record an end that RQ does not know of; queue again what its worker will not end."""

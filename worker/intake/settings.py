@@ -22,8 +22,8 @@ class IntakeSettings:
     """How long a stream can be read after its end."""
     retention_s: int = 14_400
     """How long RQ's records of ended jobs are kept; longer than streams are."""
-    poll_s: float = 0.02
-    """Pause between two looks at empty queues."""
+    longest_pause_s: float = 0.25
+    """Between two looks at the queues, unless the bell rings."""
 
     @property
     def heartbeat_s(self) -> float:

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 from headwater.schemas import OrjsonSerializer
-from headwater.worker.intake.stop_commands import StopCommands
+from headwater.worker.intake.listener import Listener
 from headwater.worker.messages import Cancel, Message
 from headwater.worker.redis_client import connect
 from redis import Redis
@@ -14,19 +14,21 @@ from .conftest import Station, Stations, Submit
 
 @pytest.fixture
 def worker(redis_url: str, station: Stations) -> Iterator[Station]:
-    """A station that listens to commands."""
+    """A station that listens."""
     one = station()
-    commands = StopCommands(
+    listener = Listener(
         connect(redis_url),
         one.worker_id,
+        "m",
         claims=one.publisher.open_claims,
         post=one.inbox.put,
+        ring=one.intake.ring,
         on_death=one.deaths.append,
     )
-    commands.start()
-    assert commands.is_subscribed.wait(10)
+    listener.start()
+    assert listener.is_subscribed.wait(10)
     yield one
-    commands.stop()
+    listener.stop()
 
 
 def test_rqs_stop_command_reaches_the_second_job_too(

@@ -1,7 +1,8 @@
-"""StopCommands: RQ's own way to stop a running job, over pub/sub.
+"""Listener: what comes over pub/sub: the bell, and RQ's own way to stop a running job.
 
-A command is lost when nobody listens at that moment, so the durable key that `cancel` sets is
-the better way; this one is for tools that know only RQ's.
+A message is lost when nobody listens at that moment, so nothing depends on one. The bell only
+says when to look; and the durable key that `cancel` sets is the better way to stop a job: RQ's
+commands are for tools that know only these.
 """
 
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 import orjson
 import structlog
+from headwater.schemas import keys
 from redis import Redis
 from redis.exceptions import RedisError
 from rq.command import PUBSUB_CHANNEL_TEMPLATE
@@ -24,24 +26,28 @@ _POLL_S = 0.5
 _OUTAGE_PAUSE_S = 1.0
 
 
-class StopCommands:
-    """Listens on the worker's channel; subscribes again after every outage."""
+class Listener:
+    """Listens on the worker's channel and its model's; subscribes again after every outage."""
 
     def __init__(
         self,
         redis: Redis,
         worker_id: str,
+        model: str,
         *,
         claims: Callable[[], Iterable[Claim]],
         post: Callable[[Cancel], None],
+        ring: Callable[[], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._redis = redis
-        self._channel = PUBSUB_CHANNEL_TEMPLATE % worker_id
+        self._bell = keys.bell_channel(model)
+        self._commands = PUBSUB_CHANNEL_TEMPLATE % worker_id
         self._claims = claims
         self._post = post
+        self._ring = ring
         self.is_subscribed = threading.Event()
-        self._thread = WatchedThread("stop-commands", self._run, on_death)
+        self._thread = WatchedThread("listener", self._run, on_death)
 
     def start(self) -> None:
         """Start the thread."""
@@ -59,16 +65,20 @@ class StopCommands:
                 if not is_passing(error):
                     raise
                 self.is_subscribed.clear()
-                log.warning("stop_commands_paused", error=str(error))
+                log.warning("listener_paused", error=str(error))
                 self._thread.stopping.wait(_OUTAGE_PAUSE_S)
 
     def _listen(self) -> None:
         with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:  # type: ignore[no-untyped-call]
-            pubsub.subscribe(self._channel)
+            pubsub.subscribe(self._commands, self._bell)
             self.is_subscribed.set()
             while not self._thread.stopping.is_set():
                 message = pubsub.get_message(timeout=_POLL_S)
-                if message is not None:
+                if message is None:
+                    continue
+                if message["channel"] == self._bell.encode():
+                    self._ring()
+                else:
                     self._obey(message["data"])
 
     def _obey(self, data: Any) -> None:
