@@ -1,7 +1,8 @@
 """The engine thread's work: the one place that knows scheduler, engine, text and events."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -19,7 +20,7 @@ from .admission import ModelLimits, check
 from .cold_prefixes import ColdPrefixes
 from .engine.engine import Engine, FailedRow, PendingStep
 from .engine.runner import DeviceSegment
-from .errors import JobRejected
+from .errors import EngineUnsound, JobRejected
 from .figures import Figures
 from .job_opening import JobOpener, Opened
 from .job_run import Choice, JobRun
@@ -122,18 +123,13 @@ class GenerationLoop:
 
     def admit(self, claim: Claim) -> None:
         """Take a job in; one that can't run here ends as failed at once."""
-        try:
+        with self._alone(claim):
             check(claim.job, self._limits)
             self._check_kind(claim.job)
             if claim.is_overdue:
                 # Not opened: the text that its last attempt let out as it ended stays valid.
                 raise _overdue(claim)
-            opened = self._opener.open(claim)
-        except JobRejected as error:
-            log.info("rejected", job_id=claim.job_id, code=error.code)
-            self._send_end(claim.job_id, _failed(claim, error))
-            return
-        self._open(claim, opened)
+            self._open(claim, self._opener.open(claim))
 
     def _check_kind(self, job: GenerationJob) -> None:
         if job.kind is JobKind.EMBEDDING and not self._engine.can_embed:
@@ -145,7 +141,8 @@ class GenerationLoop:
         """End a job as cancelled, with the text it has; unknown ids are ignored."""
         run = self._runs.get(job_id)
         if run is not None:
-            self._close(run, Cancelled(metadata=run.job.metadata))
+            with self._alone(run.claim):
+                self._close(run, Cancelled(metadata=run.job.metadata))
 
     def drop(self, job_id: str) -> None:
         """Forget a job that is another worker's now; nothing more of it is published."""
@@ -157,9 +154,10 @@ class GenerationLoop:
     def hand_back(self, reason: str) -> None:
         """Give every job back to its queue, with the tokens read so far published."""
         for run in list(self._runs.values()):
-            self._publish(run)
-            self._forget(run)
-            self._sink.release(run.job.job_id, reason)
+            with self._alone(run.claim):
+                self._publish(run)
+                self._forget(run)
+                self._sink.release(run.job.job_id, reason)
 
     def step(self) -> None:
         """Launch the next step of what runs, then handle the tokens that are due."""
@@ -180,7 +178,8 @@ class GenerationLoop:
 
     def _fail_overdue(self, now: float) -> None:
         for run in [run for run in self._timed_runs.values() if run.is_overdue(now)]:
-            self._close(run, _failed(run.claim, _overdue(run.claim)))
+            with self._alone(run.claim):
+                self._close(run, _failed(run.claim, _overdue(run.claim)))
 
     def _move_prefixes(self, cold: ColdPrefixes, now: float) -> None:
         """Let those go on whose prefixes the disk has brought."""
@@ -237,7 +236,9 @@ class GenerationLoop:
         taken += [self._take_reading(reading, now) for reading in result.readings]
         touched = dict.fromkeys(run for run in taken if run is not None)
         for run in touched:
-            self._after_tokens(run, now)
+            if run.job.job_id in self._runs:
+                with self._alone(run.claim):
+                    self._after_tokens(run, now)
 
     def _take_token(self, output: TokenOutput, now: float) -> JobRun | None:
         """Give a token to its choice's text; None when nobody waits for it any more."""
@@ -246,11 +247,12 @@ class GenerationLoop:
             return None
         run, choice = known
         self.figures.token(run, choice.sequence, now)
-        if output.logprobs is not None and choice.logprobs is not None:
-            choice.logprobs.push(output.token_id, output.logprobs)
-        stop = choice.text.push(output.token_id)
-        if stop is not None:
-            self._end_choice(choice, stop)
+        with self._alone(run.claim):
+            if output.logprobs is not None and choice.logprobs is not None:
+                choice.logprobs.push(output.token_id, output.logprobs)
+            stop = choice.text.push(output.token_id)
+            if stop is not None:
+                self._end_choice(choice, stop)
         return run
 
     def _take_reading(self, reading: Reading, now: float) -> JobRun | None:
@@ -277,13 +279,24 @@ class GenerationLoop:
         if known is None:
             return
         run, _ = known
-        error = failed.error
-        if not isinstance(error, JobRejected):
-            log.error("engine_error", job_id=run.job.job_id, exc_info=error)
-            error = JobRejected("engine_error", f"{type(error).__name__}: {error}")
-        self._close(run, _failed(run.claim, error))
+        with self._alone(run.claim):
+            self._close(run, _failed(run.claim, failed.error))
 
     # A job's way in and out.
+
+    @contextmanager
+    def _alone(self, claim: Claim) -> Iterator[None]:
+        """What goes wrong with one job ends that job, not the thread that runs all the others."""
+        try:
+            yield
+        except EngineUnsound:
+            raise
+        except Exception as error:  # whatever it is, it came of this job
+            run = self._runs.get(claim.job_id)
+            if run is not None:
+                # Without a last look for text: that may be what raises.
+                self._forget(run)
+            self._send_end(claim.job_id, _failed(claim, error))
 
     def _open(self, claim: Claim, opened: Opened) -> None:
         now = self._clock()
@@ -345,7 +358,12 @@ def _overdue(claim: Claim) -> JobRejected:
     return JobRejected("deadline_exceeded", f"not done within {claim.job.deadline_s} s")
 
 
-def _failed(claim: Claim, error: JobRejected) -> Failed:
+def _failed(claim: Claim, error: Exception) -> Failed:
+    if isinstance(error, JobRejected):
+        log.info("rejected", job_id=claim.job_id, code=error.code)
+    else:
+        log.error("engine_error", job_id=claim.job_id, exc_info=error)
+        error = JobRejected("engine_error", f"{type(error).__name__}: {error}")
     return Failed(
         code=error.code,
         message=str(error),

@@ -18,6 +18,7 @@ from .announcement import Announcement
 from .engine_thread import EngineThread, HandBack, Wake
 from .health import HealthServer
 from .metrics import WorkerMetrics
+from .parting import let_go
 from .redis_client import connect
 from .settings import WorkerSettings
 from .startup import Patience
@@ -164,8 +165,7 @@ class Worker:
             self._engine.post(HandBack("the worker stops"))
         else:
             log.critical("thread_died", exc_info=self._death)
-            for claim in self._station.publisher.open_claims():
-                self._station.publisher.release(claim.job_id, "the worker failed")
+            let_go(self._station.publisher, self._death)
         is_closed = self._station.publisher.wait_until_closed(_LAST_WORDS_S)
         if not is_closed:
             log.error("jobs_left", advice="other workers resume them when the lease has lapsed")

@@ -34,7 +34,7 @@ from headwater.worker.messages import Claim
 from headwater.worker.metrics import WorkerMetrics
 from headwater.worker.prefix_cache import PrefixCache
 from headwater.worker.scheduler import Footprint, Scheduler, SchedulerSettings
-from headwater.worker.text import Vocabulary
+from headwater.worker.text import SequenceText, Vocabulary
 from tokenizers import Tokenizer, decoders, models
 
 from tests.exactness.reference import greedy_alone
@@ -501,6 +501,48 @@ def test_a_row_that_cannot_be_computed_fails_alone(bench: Bench) -> None:
     assert isinstance(end, Failed)
     assert end.code == "engine_error"
     assert poisoned.sink.tokens("good") == greedy_alone(bench.model, PROMPT, 8)
+
+
+def test_a_job_whose_opening_raises_fails_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_job = JobOpener.open
+
+    def open_or_raise(self: JobOpener, wanted: Claim) -> Any:
+        if wanted.job_id == "bad":
+            raise KeyError("no such thing")
+        return open_job(self, wanted)
+
+    monkeypatch.setattr(JobOpener, "open", open_or_raise)
+    bench.loop.admit(claim("good"))
+    bench.loop.admit(claim("bad"))
+    bench.run()
+
+    end = bench.sink.ends["bad"]
+    assert isinstance(end, Failed)
+    assert end.code == "engine_error"
+    assert bench.sink.tokens("good") == greedy_alone(bench.model, PROMPT, 8)
+
+
+def test_a_job_whose_text_raises_fails_alone_with_the_text_before(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = SequenceText.push
+
+    def push_or_raise(self: SequenceText, token_id: int) -> Any:
+        if self is bad_text and len(bench.sink.tokens("bad")) == 3:
+            raise ValueError("no character")
+        return push(self, token_id)
+
+    bench.loop.admit(claim("good"))
+    bench.loop.admit(claim("bad", prompt=(8, 8, 8)))
+    bad_text = bench.loop._runs["bad"].choices[0].text
+    monkeypatch.setattr(SequenceText, "push", push_or_raise)
+    bench.run()
+
+    assert isinstance(bench.sink.ends["bad"], Failed)
+    assert bench.sink.tokens("bad") == greedy_alone(bench.model, (8, 8, 8), 3)
+    assert bench.sink.tokens("good") == greedy_alone(bench.model, PROMPT, 8)
 
 
 def test_a_struck_job_runs_beside_nobody_until_its_first_token(bench: Bench) -> None:

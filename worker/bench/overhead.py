@@ -13,7 +13,7 @@ class OverheadSettings:
     jobs: int = setting(64, "Jobs, all there at the start.")
     shortest: int = setting(16, "Tokens of the shortest prompt.")
     longest: int = setting(32, "Tokens of the longest prompt.")
-    new_tokens: int = setting(16, "Tokens that each job generates.")
+    new_tokens: int = setting(32, "Tokens that each job generates.")
     batch: int = setting(32, "Sequences at once.")
     prefill_chunk: int = setting(512, "Fixed, so that both sides run the same steps.")
 
