@@ -5,6 +5,7 @@ transaction that watches the stream. Nothing here talks to Redis. Sent twice, ea
 once.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import keys
@@ -70,20 +71,31 @@ return id
 """Ends a stream that no worker writes to, as the next attempt; an end that is there stays."""
 
 APPEND = """
--- KEYS: stream. ARGV: entry id, stream's time to live in ms, then the fields.
-local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
-if not last then return {'gone', ''} end
--- Only on its predecessor: a server that lost confirmed entries must not get a gap.
-local attempt, seq = string.match(ARGV[1], '^(%d+)-(%d+)$')
-if last[1] ~= attempt .. '-' .. string.format('%d', tonumber(seq) - 1) then
-  return {'rejected', last[1]}
+-- KEYS: streams, each once. ARGV: their time to live in ms, then of each entry id, type, data.
+local function append(stream, id, kind, data)
+  local newest = redis.pcall('XREVRANGE', stream, '+', '-', 'COUNT', 1)
+  if newest.err then return newest end
+  if not newest[1] then return {'gone', ''} end
+  -- Only on its predecessor: a server that lost confirmed entries must not get a gap.
+  local attempt, seq = string.match(id, '^(%d+)-(%d+)$')
+  if newest[1][1] ~= attempt .. '-' .. string.format('%d', tonumber(seq) - 1) then
+    return {'rejected', newest[1][1]}
+  end
+  local added = redis.pcall('XADD', stream, 'NOMKSTREAM', id, 'type', kind, 'data', data)
+  if type(added) == 'table' and added.err then return added end
+  redis.call('PEXPIRE', stream, ARGV[1])
+  return {'written', added}
 end
-local added = redis.pcall('XADD', KEYS[1], 'NOMKSTREAM', ARGV[1], unpack(ARGV, 3))
-if type(added) == 'table' and added.err then return added end
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return {'written', added}
+local outcomes = {}
+for i, stream in ipairs(KEYS) do
+  outcomes[i] = append(stream, ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1])
+end
+return outcomes
 """
-"""Adds an entry under an id of the writer's, right after the one numbered before it."""
+"""Adds an entry to each stream under an id of the writer's, right after the one numbered before it.
+
+For many streams at once: called for each by itself, it would take several times as long.
+"""
 
 
 class ScriptCall(NamedTuple):
@@ -102,14 +114,17 @@ def begin(job_id: str, execution_id: str, fence: Fence, ttl_ms: int) -> ScriptCa
     return ScriptCall(_keys(job_id), (execution_id, ttl_ms, data))
 
 
-def append(job_id: str, entry_id: EntryId, event: Event, ttl_ms: int) -> ScriptCall:
-    """Return the call that adds an entry.
+def append(entries: Sequence[tuple[str, EntryId, Event]], ttl_ms: int) -> ScriptCall:
+    """Return the call that adds (job id, entry id, event), at most one a job; no ends.
 
-    It replies `[b"written", id]`, `[b"gone", b""]` (no such stream), `[b"rejected", last id]`,
-    or with the server's error.
+    It replies for each with `[b"written", id]`, `[b"gone", b""]` (no such stream),
+    `[b"rejected", last id]`, or the server's error.
     """
-    arguments = (str(entry_id), ttl_ms, *_flat(event))
-    return ScriptCall((keys.stream_key(job_id),), arguments)
+    arguments: list[str | bytes | int] = [ttl_ms]
+    for _, entry_id, event in entries:
+        fields = encode_fields(event)
+        arguments += (str(entry_id), fields["type"], fields["data"])
+    return ScriptCall(tuple(keys.stream_key(entry[0]) for entry in entries), tuple(arguments))
 
 
 def close(job_id: str, end: End, ttl_ms: int) -> ScriptCall:

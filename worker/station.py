@@ -89,6 +89,7 @@ class Station:
             self._intake_settings,
             post=self._post,
             step_s=self._step_s,
+            hears_bell=lambda: self._listener.is_subscribed.is_set(),
             on_death=self._on_death,
         )
         self._maintenance = Maintenance(

@@ -21,7 +21,7 @@ from headwater.schemas import (
     scripts,
 )
 from redis import Redis
-from redis.exceptions import NoScriptError, RedisError
+from redis.exceptions import RedisError
 
 from .redis_client import is_passing
 
@@ -131,21 +131,10 @@ class JobStreams:
 
         Raises RedisError when the trip itself fails: any of them may be written then.
         """
-        replies = self._send(entries, ttl_ms)
-        if any(isinstance(reply, NoScriptError) for reply in replies):
-            # The server was restarted. Entries that were written already say so the second time.
-            self.redis.script_load(scripts.APPEND)
-            replies = self._send(entries, ttl_ms)
+        call = scripts.append(entries, ttl_ms)
+        replies: Any = self._append(keys=call.keys, args=call.args)
         pairs = zip(entries, replies, strict=True)
         return [_appended(entry_id, reply) for (_, entry_id, _), reply in pairs]
-
-    def _send(self, entries: list[tuple[str, EntryId, Event]], ttl_ms: int) -> list[Any]:
-        with self.redis.pipeline(transaction=False) as pipeline:
-            for job_id, entry_id, event in entries:
-                call = scripts.append(job_id, entry_id, event, ttl_ms)
-                pipeline.evalsha(self._append.sha, len(call.keys), *call.keys, *call.args)
-            replies: list[Any] = pipeline.execute(raise_on_error=False)
-        return replies
 
     def _entry(self, job_id: str, entry_id: bytes) -> StreamEntry:
         found: Any = self.redis.xrange(keys.stream_key(job_id), entry_id, entry_id)

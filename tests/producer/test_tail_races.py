@@ -68,7 +68,7 @@ class Writer:
 
     def _append(self, entry_id: EntryId, event: Event) -> None:
         for _ in range(self._dice.randrange(1, 3)):
-            call = scripts.append(self._job_id, entry_id, event, TTL_MS)
+            call = scripts.append([(self._job_id, entry_id, event)], TTL_MS)
             self._call(scripts.APPEND, call)
 
     def _call(self, source: str, call: scripts.ScriptCall) -> Any:

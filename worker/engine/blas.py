@@ -64,6 +64,7 @@ def _load(num_threads: int | None) -> BlasChoice:
             "mlx.core is imported already; call blas.preload() before anything imports mlx"
         )
     _limit_threads(num_threads)
+    _let_threads_sleep()
     for name, path in _candidates():
         try:
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
@@ -116,6 +117,14 @@ def _limit_threads(num_threads: int | None) -> None:
     if num_threads is not None:
         for variable in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
             os.environ[variable] = str(num_threads)
+
+
+def _let_threads_sleep() -> None:
+    """Have MKL's threads wait asleep, after a millisecond, for the next product.
+
+    By default they spin for 200 ms, on cores that the threads who speak to Redis need.
+    """
+    os.environ.setdefault("KMP_BLOCKTIME", "1")
 
 
 def _pick_openblas_kernels() -> None:

@@ -66,15 +66,20 @@ class Intake:
         *,
         post: Callable[[Message], None],
         step_s: Callable[[], float],
+        hears_bell: Callable[[], bool],
         on_death: Callable[[BaseException], None],
     ) -> None:
-        """*step_s* tells how long the engine's last step took; 0 before the first one."""
+        """*step_s* tells how long the engine's last step took; 0 before the first one.
+
+        *hears_bell* tells whether `ring` is called when there is something to look at.
+        """
         self._claims = claims
         self._settings = settings
         self._post = post
         self._claimer = Claimer(redis, book, settings, is_held=claims.holds)
         self._lookout = Lookout(redis, settings.model)
         self._step_s = step_s
+        self._hears_bell = hears_bell
         self._share = FairShare(settings.max_wait_s)
         self._cancels_due_s = 0.0
         self._asked: set[str] = set()
@@ -111,7 +116,8 @@ class Intake:
     def _turn(self) -> None:
         try:
             self._claimer.resume(self._accept)
-            has_claimed = self._claim_next(self._look())
+            waiting = self._look()
+            has_claimed = self._claim_next(waiting)
         except RedisError as error:
             if not is_passing(error):
                 raise
@@ -119,16 +125,19 @@ class Intake:
             self._thread.stopping.wait(_OUTAGE_PAUSE_S)
             return
         if not has_claimed:
-            self._pause()
+            self._pause(is_empty=not waiting)
 
-    def _pause(self) -> None:
-        """Wait for the bell; for those who ring none, look once a step all the same.
+    def _pause(self, *, is_empty: bool) -> None:
+        """Wait for the bell, or for the next look.
 
-        Nothing that a look brings can be acted on within a step; and every wake-up takes a core
-        from the engine for about a millisecond, caches and all.
+        A look takes a core from the engine for some milliseconds, caches and all, so there are
+        few while the bell is heard and the queues are empty. Else there is one a step, as nothing
+        that it brings can be acted on within a step.
         """
         longest_s = self._settings.longest_pause_s
         pause_s = min(max(self._step_s() or longest_s, _SHORTEST_PAUSE_S), longest_s)
+        if is_empty and self._hears_bell():
+            pause_s = self._settings.longest_trust_s
         began_s = time.monotonic()
         if self._bell.wait(pause_s):
             self._bell.clear()

@@ -23,7 +23,9 @@ class IntakeSettings:
     retention_s: int = 14_400
     """How long RQ's records of ended jobs are kept; longer than streams are."""
     longest_pause_s: float = 0.25
-    """Between two looks at the queues, unless the bell rings."""
+    """Between two looks at the queues while no bell can be heard."""
+    longest_trust_s: float = 1.0
+    """Between two looks while one can: for those who ring none."""
 
     @property
     def heartbeat_s(self) -> float:

@@ -83,6 +83,7 @@ class Station:
             self.settings,
             post=self.inbox.put,
             step_s=lambda: 0.0,
+            hears_bell=lambda: False,
             on_death=self.deaths.append,
         )
         self.maintenance = Maintenance(

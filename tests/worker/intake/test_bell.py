@@ -24,9 +24,10 @@ def worker(redis_url: str, station: Stations) -> Iterator[Station]:
         connect(redis_url),
         one.book,
         one.publisher,
-        dataclasses.replace(one.settings, longest_pause_s=_NEVER_S),
+        dataclasses.replace(one.settings, longest_trust_s=_NEVER_S),
         post=one.inbox.put,
-        step_s=lambda: _NEVER_S,
+        step_s=lambda: 0.0,
+        hears_bell=lambda: True,
         on_death=one.deaths.append,
     )
     listener = Listener(
