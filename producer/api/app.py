@@ -11,7 +11,15 @@ from headwater.schemas import HeadwaterError
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
-from . import batch_routes, file_routes, health_routes, job_routes, model_routes, text_routes
+from . import (
+    batch_routes,
+    embedding_routes,
+    file_routes,
+    health_routes,
+    job_routes,
+    model_routes,
+    text_routes,
+)
 from .batch_runner import BatchRunner
 from .errors import RETRY_AFTER_S, ApiError, of_any
 from .middleware import BodyLimit, RequestLog
@@ -42,6 +50,7 @@ def build_app(services: Services, batches: BatchRunner) -> FastAPI:
         health_routes,
         model_routes,
         text_routes,
+        embedding_routes,
         job_routes,
         file_routes,
         batch_routes,

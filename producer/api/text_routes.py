@@ -22,6 +22,7 @@ from .replies import ChatFormat, CompletionFormat, Reply, ReplyFormat, total, wh
 from .requests import ChatRequest, CompletionRequest, jobs_of
 from .services import Services
 from .steady_text import SteadyText
+from .waiting import CLIENT_LEFT, results
 
 router = APIRouter()
 
@@ -69,24 +70,10 @@ def _headers(job_ids: list[str]) -> dict[str, str]:
 
 
 async def _whole(reply: Reply, request: Request, services: Services, *, cancels: bool) -> Response:
-    waiting = asyncio.gather(*(services.producer.result(job_id) for job_id in reply.job_ids))
-    leaving = asyncio.create_task(_disconnect(request))
-    try:
-        await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            if cancels:
-                services.cancel_later(reply.job_ids)
-            return Response(status_code=499)  # nobody reads it; it stands in the log
-        results = waiting.result()
-    finally:
-        waiting.cancel()
-        leaving.cancel()
-    return JSONResponse(whole_reply(reply, results), headers=_headers(reply.job_ids))
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    found = await results(request, services, reply.job_ids, cancels=cancels)
+    if found is None:
+        return Response(status_code=CLIENT_LEFT)
+    return JSONResponse(whole_reply(reply, found), headers=_headers(reply.job_ids))
 
 
 @dataclass(slots=True)
