@@ -1,7 +1,8 @@
-"""The bell wakes an intake that would look only much later by itself."""
+"""The bell wakes an intake that would look much later; without it the intake looks by itself."""
 
 import dataclasses
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from headwater.producer.client import Producer
@@ -16,22 +17,21 @@ from .conftest import Station, Stations, Submit
 _NEVER_S = 3600.0
 
 
-@pytest.fixture
-def worker(redis_url: str, station: Stations) -> Iterator[Station]:
-    """A station whose intake runs, and looks only when the bell rings."""
-    one = station()
+@contextmanager
+def _working(one: Station, *, hears_bell: bool) -> Iterator[None]:
+    """Run the station's intake and, where the bell is heard, its listener."""
     intake = Intake(
-        connect(redis_url),
+        connect(one.url),
         one.book,
         one.publisher,
         dataclasses.replace(one.settings, longest_trust_s=_NEVER_S),
         post=one.inbox.put,
         step_s=lambda: 0.0,
-        hears_bell=lambda: True,
+        hears_bell=lambda: hears_bell,
         on_death=one.deaths.append,
     )
     listener = Listener(
-        connect(redis_url),
+        connect(one.url),
         one.worker_id,
         "m",
         claims=one.publisher.open_claims,
@@ -39,15 +39,25 @@ def worker(redis_url: str, station: Stations) -> Iterator[Station]:
         ring=intake.ring,
         on_death=one.deaths.append,
     )
-    listener.start()
-    assert listener.is_subscribed.wait(10)
+    if hears_bell:
+        listener.start()
+        assert listener.is_subscribed.wait(10)
     intake.start()
-    yield one
-    listener.stop()
+    yield
+    if hears_bell:
+        listener.stop()
     intake.stop()
 
 
-def test_a_submitted_job_is_claimed_at_once(worker: Station, submit: Submit) -> None:
+@pytest.fixture(params=[True, False], ids=["bell", "pub/sub cut off"])
+def worker(station: Stations, request: pytest.FixtureRequest) -> Iterator[Station]:
+    """A station that works; with the bell it never looks by itself."""
+    one = station()
+    with _working(one, hears_bell=request.param):
+        yield one
+
+
+def test_a_submitted_job_is_claimed(worker: Station, submit: Submit) -> None:
     for _ in range(3):
         job_id = submit()
 
@@ -57,9 +67,7 @@ def test_a_submitted_job_is_claimed_at_once(worker: Station, submit: Submit) -> 
         assert message.claim.job_id == job_id
 
 
-def test_a_wish_to_cancel_reaches_the_engine_at_once(
-    redis: Redis, worker: Station, submit: Submit
-) -> None:
+def test_a_wish_to_cancel_reaches_the_engine(redis: Redis, worker: Station, submit: Submit) -> None:
     job_id = submit()
     assert isinstance(worker.inbox.get(timeout=10), Admit)
 
