@@ -1,7 +1,6 @@
 """`headwater bulk --dry-run`: everything but the generation, on a model that nobody runs."""
 
 import gzip
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,24 +27,30 @@ def server(redis_url: str, redis: Redis, card: ModelCard, files: TokenizerFiles)
     return redis_url
 
 
+_MEASURED = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+with open(sys.argv[1], "w") as file:
+    file.write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(code)
+"""
+"""Runs a command from a small process: a peak starts at what its parent had when it forked."""
+
+
 def run(folder: Path, url: str, source: str, *options: str, stdin: bytes = b"") -> Outcome:
     command = [sys.executable, "-m", "headwater.producer.cli", "bulk", source, "--dry-run"]
-    given = folder / "stdin"
-    given.write_bytes(stdin)
-    with (
-        given.open("rb") as file,
-        (folder / "out").open("wb") as out,
-        (folder / "err").open("wb") as err,
-    ):
-        process = subprocess.Popen(
-            [*command, "--redis", url, "--model", "tiny", "--max-tokens", "4", *options],
-            stdin=file, stdout=out, stderr=err,
-        )  # fmt: skip
-        # Not wait(): the peak of this process and of its own is asked for.
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    out_text, err_text = (folder / "out").read_text(), (folder / "err").read_text()
-    return Outcome(process.returncode, out_text, err_text, usage.ru_maxrss / 1024)
+    peak = folder / "peak"
+    result = subprocess.run(
+        [
+            *(sys.executable, "-c", _MEASURED, str(peak)),
+            *(*command, "--redis", url, "--model", "tiny", "--max-tokens", "4", *options),
+        ],
+        input=stdin,
+        capture_output=True,
+        check=False,
+    )
+    out, err = result.stdout.decode(), result.stderr.decode()
+    return Outcome(result.returncode, out, err, int(peak.read_text()) / 1024)
 
 
 def test_every_bad_row_is_named_with_its_line_and_the_others_count(

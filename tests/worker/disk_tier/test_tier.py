@@ -1,8 +1,8 @@
 """The disk tier's threads: what is stored is found, what is bad is a miss, nothing raises."""
 
+import errno
+import os
 import random
-import resource
-import signal
 import threading
 from pathlib import Path
 
@@ -140,14 +140,13 @@ def test_the_directory_is_kept_to_its_budget(open_tier, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def no_room():
-    """Files may not grow: every write fails as on a full disk, but with another number."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write fails when it is to reach the disk, as on a full one."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
 
 
 def test_a_disk_that_takes_nothing_switches_the_tier_off_with_one_warning(
