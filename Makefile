@@ -32,7 +32,7 @@ typecheck: $(STAMP)
 	MYPYPATH=.typing $(BIN)/mypy -p headwater.schemas -p headwater.producer -p headwater.worker
 
 test: lint typecheck model
-	$(BIN)/pytest -m "not long"
+	$(BIN)/pytest -m "not long" --durations 40
 
 test-long: model
 	$(BIN)/pytest --timeout 3600
