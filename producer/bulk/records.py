@@ -5,11 +5,12 @@ from typing import Any
 
 from headwater.schemas import Finished, HeadwaterError
 
+from ..api.embeddings import embedding_reply
 from ..api.errors import of_any
 from ..api.replies import ChatFormat, CompletionFormat, Reply, whole_reply
 from .flight import RowOutcome
 from .results import Record
-from .rows import RefusedRow
+from .rows import RefusedRow, RowForm
 
 
 def refused_record(row: RefusedRow, run_id: str) -> Record:
@@ -23,22 +24,29 @@ def outcome_record(outcome: RowOutcome, run_id: str) -> Record:
     try:
         if outcome.error is not None:
             raise outcome.error
-        form = ChatFormat() if row.is_chat else CompletionFormat()
-        num_choices = row.jobs[0].sampling.n
-        reply = Reply(
-            form,
-            row.jobs[0].model,
-            list(outcome.job_ids),
-            int(time.time()),
-            num_choices=num_choices,
-        )
-        body = whole_reply(reply, list(outcome.results))
+        body = _body(outcome)
     except HeadwaterError as error:
         told = of_any(error)
         error_body = told.body()
         error_body["error"]["message"] = f"line {row.line}: {told}"
         return _record(row.line, row.custom_id, run_id, told.status, error_body)
     return _record(row.line, row.custom_id, run_id, 200, body)
+
+
+def _body(outcome: RowOutcome) -> dict[str, Any]:
+    row = outcome.row
+    model = row.jobs[0].model
+    if row.form is RowForm.EMBEDDING:
+        return embedding_reply(model, outcome.results, row.encoding)
+    form = ChatFormat() if row.form is RowForm.CHAT else CompletionFormat()
+    reply = Reply(
+        form,
+        model,
+        list(outcome.job_ids),
+        int(time.time()),
+        num_choices=row.jobs[0].sampling.n,
+    )
+    return whole_reply(reply, list(outcome.results))
 
 
 def num_tokens(outcome: RowOutcome) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -9,6 +10,7 @@ from headwater.schemas import GenerationJob, HeadwaterError, ModelCard, Priority
 from pydantic import ValidationError
 
 from ..api.api_keys import ANYONE
+from ..api.embeddings import EmbeddingRequest, Encoding, embedding_jobs
 from ..api.errors import ApiError, of_any
 from ..api.requests import ChatRequest, CompletionRequest, jobs_of
 from ..models import fit_to_card
@@ -17,9 +19,12 @@ from .lines import Line
 
 _CHAT = "/v1/chat/completions"
 _TEXT = "/v1/completions"
-_REQUESTS: Mapping[str, type[CompletionRequest] | type[ChatRequest]] = {
+_EMBEDDING = "/v1/embeddings"
+_Request: TypeAlias = ChatRequest | CompletionRequest | EmbeddingRequest
+_REQUESTS: Mapping[str, type[_Request]] = {
     _CHAT: ChatRequest,
     _TEXT: CompletionRequest,
+    _EMBEDDING: EmbeddingRequest,
 }
 _PLAIN = {"messages": _CHAT, "prompt": _TEXT, "prompt_token_ids": _TEXT}
 """The field that makes a plain row, and whose route's reply it gets."""
@@ -45,13 +50,23 @@ class RowSettings:
     priority: Priority = Priority.LOW
 
 
+class RowForm(Enum):
+    """Whose reply a row gets."""
+
+    CHAT = _CHAT
+    TEXT = _TEXT
+    EMBEDDING = _EMBEDDING
+
+
 class ReadyRow(NamedTuple):
     """A row whose jobs can be submitted; they have no ids yet that mean anything."""
 
     line: int
     custom_id: str
-    is_chat: bool
+    form: RowForm
     jobs: tuple[GenerationJob, ...]
+    encoding: Encoding = "float"
+    """Of an embedding's numbers."""
 
 
 class RefusedRow(NamedTuple):
@@ -97,11 +112,18 @@ class RowParser:
             custom_id = _custom_id(fields)
             url, body = self._request(fields, line.number)
             request = _validate(url, body)
-            jobs = jobs_of(request, self._models, self._caller)
+            jobs = self._jobs(request)
             fitted = tuple(fit_to_card(job, self._models.card(job.model)) for job in jobs)
         except HeadwaterError as error:
             return refuse(line.number, custom_id, error)
-        return ReadyRow(line.number, custom_id or default_id(line.number), url == _CHAT, fitted)
+        encoding = request.encoding_format if isinstance(request, EmbeddingRequest) else "float"
+        own_id = custom_id or default_id(line.number)
+        return ReadyRow(line.number, own_id, RowForm(url), fitted, encoding)
+
+    def _jobs(self, request: _Request) -> list[GenerationJob]:
+        if isinstance(request, EmbeddingRequest):
+            return embedding_jobs(request, self._models, self._caller)
+        return jobs_of(request, self._models, self._caller)
 
     def _request(self, fields: dict[str, Any], line: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the body that a row asks for."""
@@ -118,9 +140,11 @@ class RowParser:
         given = {name for name, value in body.items() if value is not None}
         if "max_completion_tokens" in given:
             given.add("max_tokens")
+        if url == _EMBEDDING:
+            defaults = {}  # all the others are about the text
         defaults = {"priority": self._settings.priority, **defaults}
         body |= {name: value for name, value in defaults.items() if name not in given}
-        if self._settings.seed is not None and "seed" not in given:
+        if self._settings.seed is not None and "seed" not in given and url != _EMBEDDING:
             body["seed"] = self._settings.seed + line
         return url, body | {"model": self._settings.alias}
 
@@ -181,14 +205,10 @@ def _openai_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if fields.get("method", "POST") != "POST":
         raise ApiError(400, "method must be POST", param="method")
     url = fields.get("url")
-    if url == "/v1/embeddings":
-        raise ApiError(
-            400, "bulk runs have no embeddings yet: text only", code="unsupported_url", param="url"
-        )
     if not isinstance(url, str) or url not in _REQUESTS:
         raise ApiError(
             400,
-            f"url {url!r} is not supported; there are {' and '.join(_REQUESTS)}",
+            f"url {url!r} is not supported; there are {', '.join(_REQUESTS)}",
             code="unsupported_url",
             param="url",
         )
@@ -208,7 +228,7 @@ def _plain_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return _PLAIN[given[0]], fields
 
 
-def _validate(url: str, body: dict[str, Any]) -> CompletionRequest | ChatRequest:
+def _validate(url: str, body: dict[str, Any]) -> _Request:
     try:
         return _REQUESTS[url].model_validate(body)
     except ValidationError as error:

@@ -175,6 +175,25 @@ def test_an_undisturbed_run_is_ordered_where_asked_and_a_second_one_does_nothing
     assert "--force" in said
 
 
+def test_a_file_may_hold_embeddings_beside_texts(model: Path, tmp_path: Path) -> None:
+    bulk = Bulk(tmp_path, ("--model", str(model), "--max-tokens", "4"))
+    rows = [
+        {"custom_id": "text", "prompt": "a"},
+        {"custom_id": "vectors", "url": "/v1/embeddings", "body": {"input": ["a", "b"]}},
+    ]
+    bulk.source.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+    code, summary, said = bulk.run()
+
+    assert (code, summary["done"]) == (0, 2), said
+    written = [orjson.loads(line) for line in bulk.output.read_bytes().splitlines()]
+    bodies = {row["custom_id"]: row["response"]["body"] for row in written}
+    first, second = (each["embedding"] for each in bodies["vectors"]["data"])
+    assert len(first) == len(second) > 1
+    assert first != second
+    assert bodies["text"]["choices"][0]["text"]
+
+
 def test_interrupted_once_it_finishes_what_runs_and_goes_on_later(
     model: Path, tmp_path: Path
 ) -> None:

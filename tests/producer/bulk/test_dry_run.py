@@ -66,7 +66,7 @@ def test_every_bad_row_is_named_with_its_line_and_the_others_count(
         b'{"prompt":"two","custom_id":"x"}',
         b'{"prompt":"' + b"y" * 2**20 + b'"}',
         b'{"prompt":"' + b"y" * 80 + b'"}',
-        b'{"url":"/v1/embeddings","body":{"input":"a"}}',
+        b'{"url":"/v1/images","body":{"input":"a"}}',
         b'{"prompt":"cut off"}',
     ]
     path = tmp_path / "rows.jsonl.gz"

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from headwater.producer.bulk.lines import Line
 from headwater.producer.bulk.preparation import Preparation
-from headwater.producer.bulk.rows import ReadyRow, RefusedRow, Row, RowParser, RowSettings
+from headwater.producer.bulk.rows import ReadyRow, RefusedRow, Row, RowForm, RowParser, RowSettings
 from headwater.schemas import ModelCard, StreamMode, TokenizerFiles
 
 CHAT_URL = "/v1/chat/completions"
@@ -34,17 +34,17 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize(
-    ("fields", "num_prompt_tokens", "is_chat"),
+    ("fields", "num_prompt_tokens", "form"),
     [
-        ({"prompt": "hello"}, 5, False),
-        ({"prompt_token_ids": [1, 2, 3]}, 3, False),
-        ({"messages": CHAT}, len("<user>hi"), True),
-        (openai({"model": "tiny", "messages": CHAT}), len("<user>hi"), True),
-        (openai({"model": "tiny", "prompt": "hello"}, "/v1/completions"), 5, False),
+        ({"prompt": "hello"}, 5, RowForm.TEXT),
+        ({"prompt_token_ids": [1, 2, 3]}, 3, RowForm.TEXT),
+        ({"messages": CHAT}, len("<user>hi"), RowForm.CHAT),
+        (openai({"model": "tiny", "messages": CHAT}), len("<user>hi"), RowForm.CHAT),
+        (openai({"model": "tiny", "prompt": "hello"}, "/v1/completions"), 5, RowForm.TEXT),
     ],
 )
 def test_every_form_of_row_becomes_a_job_with_its_text_at_the_end(
-    parser: RowParser, fields: dict[str, Any], num_prompt_tokens: int, is_chat: bool
+    parser: RowParser, fields: dict[str, Any], num_prompt_tokens: int, form: RowForm
 ) -> None:
     row = ready(parser.parse(line(fields)))
 
@@ -53,7 +53,7 @@ def test_every_form_of_row_becomes_a_job_with_its_text_at_the_end(
     assert job.max_tokens == 4
     assert job.stream is StreamMode.FINAL
     assert job.priority == "low"
-    assert row.is_chat == is_chat
+    assert row.form is form
     assert row.custom_id == ("one" if "url" in fields else "line-7")
 
 
@@ -79,6 +79,19 @@ def test_a_row_of_several_prompts_has_a_job_for_each(parser: RowParser) -> None:
     row = ready(parser.parse(line({"prompt": ["a", "bc"]})))
 
     assert [len(job.prompt_token_ids) for job in row.jobs] == [1, 2]
+
+
+def test_an_embedding_row_has_a_job_for_each_input_and_no_texts_settings(
+    parser: RowParser,
+) -> None:
+    body = {"input": ["a", "bc"], "pooling": "mean", "encoding_format": "base64"}
+    row = ready(parser.parse(line(openai(body, "/v1/embeddings"))))
+
+    assert (row.form, row.encoding) == (RowForm.EMBEDDING, "base64")
+    assert [len(job.prompt_token_ids) for job in row.jobs] == [1, 2]
+    assert {(job.kind, job.pooling, job.priority) for job in row.jobs} == {
+        ("embedding", "mean", "low")
+    }
 
 
 @pytest.mark.parametrize(
@@ -108,7 +121,7 @@ def test_a_row_of_several_prompts_has_a_job_for_each(parser: RowParser) -> None:
         (orjson.dumps(openai({}, method="GET")), "method must be POST"),
         (orjson.dumps(openai({}, extra=1)), "unknown field 'extra'"),
         (orjson.dumps(openai({}, url="/v1/images")), "'/v1/images' is not supported"),
-        (orjson.dumps(openai({}, url="/v1/embeddings")), "no embeddings yet"),
+        (orjson.dumps(openai({"dimensions": 3}, url="/v1/embeddings")), "input"),
         (orjson.dumps(openai({"messages": []})), "messages"),
         (orjson.dumps(openai({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})),
          "text only"),
