@@ -57,6 +57,7 @@ ROUTES = [
     ("GET", "/v1/status"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
+    ("POST", "/v1/embeddings"),
     ("POST", "/v1/jobs"),
     ("GET", "/v1/jobs/x"),
     ("POST", "/v1/jobs/x/cancel"),
