@@ -12,7 +12,7 @@ from headwater.worker.messages import Admit, Cancel
 from headwater.worker.redis_client import connect
 from redis import Redis
 
-from .conftest import Station, Stations, Submit
+from .conftest import FINISHED, Station, Stations, Submit
 
 _NEVER_S = 3600.0
 
@@ -47,6 +47,19 @@ def _working(one: Station, *, hears_bell: bool) -> Iterator[None]:
     if hears_bell:
         listener.stop()
     intake.stop()
+
+
+def test_a_full_worker_goes_on_to_a_job_that_has_rung_before(
+    station: Stations, submit: Submit
+) -> None:
+    one = station(max_claims=1)
+    jobs = [submit(), submit()]
+    with _working(one, hears_bell=True):
+        for job_id in jobs:
+            message = one.inbox.get(timeout=10)
+            assert isinstance(message, Admit)
+            assert message.claim.job_id == job_id
+            one.publisher.end(job_id, FINISHED)
 
 
 @pytest.fixture(params=[True, False], ids=["bell", "pub/sub cut off"])
