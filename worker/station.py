@@ -99,15 +99,7 @@ class Station:
             claims=self.publisher.claims,
             on_death=self._on_death,
         )
-        self._listener = Listener(
-            connect(self._settings.redis),
-            self._worker_id,
-            self._settings.alias,
-            claims=self.publisher.open_claims,
-            post=self._post,
-            ring=self._intake.ring,
-            on_death=self._on_death,
-        )
+        self._listener = self._new_listener()
         self._heartbeat.start()
         self.publisher.start()
         self._intake.start()
@@ -139,6 +131,17 @@ class Station:
         self._maintenance.retire_queues()
         self._heartbeat.stop()
         self._registration.unregister()
+
+    def _new_listener(self) -> Listener:
+        return Listener(
+            connect(self._settings.redis),
+            self._worker_id,
+            self._settings.alias,
+            claims=self.publisher.open_claims,
+            post=self._post,
+            ring=self._intake.ring,
+            on_death=self._on_death,
+        )
 
     def _new_heartbeat(self, status: Callable[[], WorkerStatus]) -> Heartbeat:
         return Heartbeat(
