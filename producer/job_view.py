@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from headwater.schemas import End, EntryId, SchemaError, StreamEntry, decode_entry, keys
+from headwater.schemas import END_TYPES, End, EntryId, SchemaError, StreamEntry, decode_entry, keys
 from redis import Redis
 
 from .client_queue import RQ_FIELDS, RQJob, job_key, parse_rq_job, queue_keys
@@ -30,7 +30,8 @@ class JobView(NamedTuple):
     @property
     def end(self) -> End | None:
         """The job's end, if it is in the stream."""
-        return self.last.event if self.last and self.last.is_end else None  # type: ignore[return-value]
+        event = self.last.event if self.last else None
+        return event if isinstance(event, END_TYPES) else None
 
     @property
     def end_id(self) -> EntryId | None:

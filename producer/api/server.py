@@ -1,5 +1,7 @@
 """Running the HTTP server in this process."""
 
+from socket import socket
+
 import structlog
 import uvicorn
 
@@ -21,18 +23,18 @@ class ApiServer(uvicorn.Server):
         super().__init__(config)
         self._services = services
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket] | None = None) -> None:
         """Listen, and say where."""
-        await super().startup(sockets)  # type: ignore[arg-type]
+        await super().startup(sockets)
         for listener in getattr(self, "servers", ()):
-            for socket in listener.sockets:
-                host, port = socket.getsockname()[:2]
+            for listening in listener.sockets:
+                host, port = listening.getsockname()[:2]
                 log.info("listening", host=host, port=port)
 
-    async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """End the streams, then wait for the other requests."""
         self._services.stop_streams()
-        await super().shutdown(sockets)  # type: ignore[arg-type]
+        await super().shutdown(sockets)
 
 
 def build_server(url: str, settings: ApiSettings) -> ApiServer:
