@@ -1,13 +1,10 @@
 """The worker process: start, drain, stop. The one place that sees threads and signals."""
 
 import os
-import queue
 import secrets
-import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import structlog
@@ -23,6 +20,7 @@ from .redis_client import connect
 from .settings import WorkerSettings
 from .startup import Patience
 from .station import Station
+from .wake_up import WakeUp
 
 log = structlog.get_logger()
 
@@ -43,8 +41,7 @@ class Worker:
         self._started_at = time.time()
         self._signals = 0
         self._death: BaseException | None = None
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        """Not an Event: a signal handler that sets one hangs when it interrupts its waiter."""
+        self._wake_up = WakeUp()
         self._is_draining = False
         self._engine: EngineThread
         self._station = Station(
@@ -61,7 +58,7 @@ class Worker:
     def run(self) -> int:
         """Work until SIGTERM or SIGINT, or until a thread dies; return the exit code."""
         with ExitStack() as exits:
-            exits.enter_context(_signals_to(self._on_signal))
+            exits.enter_context(self._wake_up.by_signals(self._on_signal))
             if not self._start():
                 return 0
             if self._settings.metrics_port is not None:
@@ -82,8 +79,7 @@ class Worker:
             return self._wait_until_loaded() and patience.insist(self._open)
 
     def _goes_on_after(self, seconds: float) -> bool:
-        with suppress(queue.Empty):
-            self._wake.get(timeout=seconds)
+        self._wake_up.wait(seconds)
         return not self._signals
 
     def _build_loop(self) -> Any:
@@ -124,8 +120,8 @@ class Worker:
 
     def _wait_until_loaded(self) -> bool:
         """Return whether the model is there; False when a signal came first."""
-        self._engine.loop.add_done_callback(lambda _: self._wake.put(None))
-        self._wake.get()
+        self._engine.loop.add_done_callback(lambda _: self._wake_up.wake())
+        self._wake_up.wait()
         if self._signals and not self._engine.loop.done():
             return False
         self._engine.loop.result()
@@ -140,8 +136,7 @@ class Worker:
 
     def _supervise(self) -> None:
         while not self._signals and self._death is None:
-            with suppress(queue.Empty):
-                self._wake.get(timeout=_ANNOUNCE_EVERY_S)
+            self._wake_up.wait(_ANNOUNCE_EVERY_S)
             if time.monotonic() - self._announced_s >= _ANNOUNCE_EVERY_S:
                 self._announce_again()
 
@@ -198,11 +193,10 @@ class Worker:
     def _on_signal(self) -> None:
         # Only a note: whatever the main thread is in the middle of goes on.
         self._signals += 1
-        self._wake.put(None)
 
     def _on_death(self, error: BaseException) -> None:
         self._death = error
-        self._wake.put(None)
+        self._wake_up.wake()
 
     def _status(self) -> WorkerStatus:
         figures = self._engine.loop.result().figures
@@ -246,12 +240,3 @@ class Worker:
         if self._station.lease_age_s > self._settings.lease_s:
             return "Redis has not confirmed the lease in time"
         return self._what_is_dead()
-
-
-def _signals_to(handler: Callable[[], None]) -> ExitStack:
-    """Return a context in which SIGTERM and SIGINT call *handler*."""
-    stack = ExitStack()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before = signal.signal(number, lambda *_: handler())
-        stack.callback(signal.signal, number, before)
-    return stack

@@ -16,7 +16,7 @@ for _ in range(20000):
     os.kill({os.getpid()}, signal.SIGINT)
     time.sleep(0.0001)
 '''
-with service._signals_to(worker._on_signal):
+with worker._wake_up.by_signals(worker._on_signal):
     process = subprocess.Popen([sys.executable, "-c", sender])
     finish = lambda: worker._engine.loop.set_result(process.wait())
     threading.Thread(target=finish).start()
