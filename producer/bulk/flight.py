@@ -41,6 +41,7 @@ _LOST_AFTER_S = 30.0
 _OUTAGE_S = 60.0
 """How long the server may be away."""
 _PAUSE_S = 0.2
+"""Between two tries while the queue is full or the server away: neither tells when it is not."""
 
 
 class RowOutcome(NamedTuple):

@@ -19,6 +19,7 @@ _READY_TIMEOUT_S = 600.0
 """Of a large model that is read from a slow disk."""
 _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.05
+"""Between two looks for the model's card, which a worker writes without telling anybody."""
 _LEASE_S = 5.0
 """Nothing but our own death kills our workers: their jobs may be taken up again soon."""
 _MAX_DEATHS = 6
