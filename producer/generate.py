@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import orjson
 from headwater.schemas import Finished, Usage
 
-from .api.errors import of_any, of_end
 from .bulk.flight import Flight, RowOutcome
 from .bulk.lines import Line
 from .bulk.order import order_rows
@@ -24,6 +23,7 @@ from .bulk.rows import RefusedRow, Row
 from .bulk.stack import OwnStack
 from .bulk.windows import windows
 from .client import Producer, SubmitSettings
+from .openai_protocol.errors import of_any, of_end
 from .result import ChoiceResult
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]

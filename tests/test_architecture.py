@@ -109,6 +109,12 @@ def test_the_producer_imports_the_worker_only_inside_functions_of_its_commands()
     assert eager == []
 
 
+def test_bulk_runs_need_no_server_and_the_protocol_neither_of_the_two() -> None:
+    assert offenders(("producer/bulk/", "producer/generate.py"), ("producer.api", "fastapi")) == []
+    both = ("producer.api", "producer.bulk", "fastapi", "starlette")
+    assert offenders(("producer/openai_protocol/",), both) == []
+
+
 def test_mlx_stays_below_the_engine() -> None:
     assert (
         offenders(

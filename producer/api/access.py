@@ -6,9 +6,9 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from ..job_view import JobView, read_jobs
-from .api_keys import ANYONE, Caller
+from ..openai_protocol.caller import ANYONE, Caller
+from ..openai_protocol.errors import ApiError
 from .batch_runner import BatchRunner
-from .errors import ApiError
 from .services import Services
 
 

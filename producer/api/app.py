@@ -11,6 +11,7 @@ from headwater.schemas import HeadwaterError
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
+from ..openai_protocol.errors import RETRY_AFTER_S, ApiError, of_any
 from . import (
     batch_routes,
     embedding_routes,
@@ -21,7 +22,6 @@ from . import (
     text_routes,
 )
 from .batch_runner import BatchRunner
-from .errors import RETRY_AFTER_S, ApiError, of_any
 from .middleware import BodyLimit, RequestLog
 from .services import Services
 

@@ -7,7 +7,7 @@ from typing import Any, Self
 from headwater.schemas import WireModel
 from pydantic import Field
 
-from .api_keys import Caller
+from ..openai_protocol.caller import Caller
 
 WINDOW_S = 24 * 3600
 """OpenAI's only completion window."""

@@ -19,12 +19,12 @@ from redis.exceptions import RedisError
 
 from ..client_cancel import CancelOutcome
 from ..errors import DuplicateJob, QueueFull, ServerUnavailable, StreamError
+from ..openai_protocol.caller import Caller
+from ..openai_protocol.errors import ApiError, of_any
+from ..openai_protocol.replies import ChatFormat, CompletionFormat, Reply, whole_reply
+from ..openai_protocol.requests import ChatRequest, CompletionRequest, jobs_of
 from ..result import GenerationResult
-from .api_keys import Caller
 from .batch_rows import Row
-from .errors import ApiError, of_any
-from .replies import ChatFormat, CompletionFormat, Reply, whole_reply
-from .requests import ChatRequest, CompletionRequest, jobs_of
 from .services import Services
 
 _MAX_ATTEMPTS = 3

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import orjson
 from pydantic import ValidationError
 
-from .errors import ApiError
-from .requests import ChatRequest, CompletionRequest
+from ..openai_protocol.errors import ApiError
+from ..openai_protocol.requests import ChatRequest, CompletionRequest
 
 ENDPOINTS: Mapping[str, type[CompletionRequest] | type[ChatRequest]] = {
     "/v1/completions": CompletionRequest,

@@ -9,10 +9,10 @@ from typing import Any
 
 import structlog
 
+from ..openai_protocol.errors import ApiError
 from .batch import Batch, BatchStatus, Counts
 from .batch_row_run import RowRunner
 from .batch_rows import Row, RowFile, read_rows, row_id
-from .errors import ApiError
 from .file_store import FileStore
 from .services import Services
 

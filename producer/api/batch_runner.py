@@ -11,11 +11,11 @@ import structlog
 from headwater.schemas import SchemaError
 
 from ..errors import ProducerError
-from .api_keys import Caller
+from ..openai_protocol.caller import Caller
+from ..openai_protocol.errors import ApiError
 from .batch import Batch
 from .batch_rows import ENDPOINTS
 from .batch_run import BatchRun
-from .errors import ApiError
 from .file_store import FileStore, write_whole
 from .services import Services
 

@@ -5,8 +5,8 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from ..openai_protocol.embeddings import EmbeddingRequest, embedding_jobs, embedding_reply
 from .access import CallerOf, ServicesOf
-from .embeddings import EmbeddingRequest, embedding_jobs, embedding_reply
 from .text_routes import JOB_HEADER
 from .waiting import CLIENT_LEFT, results
 

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
 from starlette.datastructures import UploadFile
 
+from ..openai_protocol.errors import ApiError
 from .access import BatchesOf, CallerOf, namespace_of
-from .errors import ApiError
 
 router = APIRouter(prefix="/v1/files")
 

@@ -9,7 +9,7 @@ from typing import BinaryIO, Final
 
 from headwater.schemas import SchemaError, WireModel
 
-from .errors import ApiError
+from ..openai_protocol.errors import ApiError
 
 _CHUNK: Final = 1024 * 1024
 

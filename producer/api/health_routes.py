@@ -11,9 +11,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from redis.exceptions import RedisError
 
 from ..job_view import read_jobs, recent_job_ids
+from ..openai_protocol.caller import Caller
 from ..status import read_status
 from .access import CallerOf, ServicesOf
-from .api_keys import Caller
 from .job_routes import job_object
 from .services import Services
 

@@ -13,13 +13,13 @@ from headwater.schemas import EntryId, GenerationJob, HeadwaterError, SchemaErro
 from ..client_cancel import CancelOutcome
 from ..item_json import item_json
 from ..job_view import JobView
+from ..openai_protocol.caller import Caller
+from ..openai_protocol.errors import ApiError, of_any, of_schema
+from ..openai_protocol.requests import choose_priority
 from ..stream_reader import Ended, Output
 from . import sse
 from .access import CallerOf, ServicesOf, find_job
-from .api_keys import Caller
-from .errors import ApiError, of_any, of_schema
 from .feed import Feed, Stopped
-from .requests import choose_priority
 from .services import Services
 
 router = APIRouter(prefix="/v1/jobs")

@@ -16,7 +16,8 @@ from ..client import Producer, SubmitSettings
 from ..connection import connect
 from ..errors import ProducerError
 from ..models import ModelDirectory
-from .api_keys import Caller, KeyFile
+from ..openai_protocol.caller import Caller
+from .api_keys import KeyFile
 from .feed import Feed
 from .metrics import ApiMetrics
 from .rate_limit import RateLimit

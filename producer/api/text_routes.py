@@ -12,14 +12,21 @@ from fastapi.responses import JSONResponse, Response
 from headwater.schemas import Finished, HeadwaterError, Usage
 from headwater.schemas.events import PositionLogprobs
 
+from ..openai_protocol.caller import Caller
+from ..openai_protocol.errors import ApiError, of_any, of_end
+from ..openai_protocol.replies import (
+    ChatFormat,
+    CompletionFormat,
+    Reply,
+    ReplyFormat,
+    total,
+    whole_reply,
+)
+from ..openai_protocol.requests import ChatRequest, CompletionRequest, jobs_of
 from ..stream_reader import Ended, Output, Restart
 from . import sse
 from .access import CallerOf, ServicesOf
-from .api_keys import Caller
-from .errors import ApiError, of_any, of_end
 from .feed import Feed, FeedItem, Stopped
-from .replies import ChatFormat, CompletionFormat, Reply, ReplyFormat, total, whole_reply
-from .requests import ChatRequest, CompletionRequest, jobs_of
 from .services import Services
 from .steady_text import SteadyText
 from .waiting import CLIENT_LEFT, results

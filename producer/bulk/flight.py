@@ -21,12 +21,12 @@ from headwater.schemas import (
 )
 from redis.exceptions import RedisError
 
-from ..api.errors import ApiError
 from ..client import Producer
 from ..client_cancel import CancelOutcome
 from ..client_forget import forget_jobs
 from ..client_queue import RQ_FIELDS, JobState, job_key, parse_rq_job
 from ..errors import InvalidRequest, QueueFull, ServerUnavailable, StreamError
+from ..openai_protocol.errors import ApiError
 from ..result import GenerationResult, ResultCollector
 from ..stream_reader import Ended, StreamReader
 from ..tail import TailSettings, read_many, reading_client, tail

@@ -5,9 +5,9 @@ from typing import Any
 
 from headwater.schemas import Finished, HeadwaterError
 
-from ..api.embeddings import embedding_reply
-from ..api.errors import of_any
-from ..api.replies import ChatFormat, CompletionFormat, Reply, whole_reply
+from ..openai_protocol.embeddings import embedding_reply
+from ..openai_protocol.errors import of_any
+from ..openai_protocol.replies import ChatFormat, CompletionFormat, Reply, whole_reply
 from .flight import RowOutcome
 from .results import Record
 from .rows import RefusedRow, RowForm

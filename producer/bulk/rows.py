@@ -9,11 +9,11 @@ import orjson
 from headwater.schemas import GenerationJob, HeadwaterError, ModelCard, Priority
 from pydantic import ValidationError
 
-from ..api.api_keys import ANYONE
-from ..api.embeddings import EmbeddingRequest, Encoding, embedding_jobs
-from ..api.errors import ApiError, of_any
-from ..api.requests import ChatRequest, CompletionRequest, jobs_of
 from ..models import fit_to_card
+from ..openai_protocol.caller import ANYONE
+from ..openai_protocol.embeddings import EmbeddingRequest, Encoding, embedding_jobs
+from ..openai_protocol.errors import ApiError, of_any
+from ..openai_protocol.requests import ChatRequest, CompletionRequest, jobs_of
 from ..tokenization import Tokenizer
 from .lines import Line
 

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ..api.errors import ApiError
+from ..openai_protocol.errors import ApiError
 from .rows import ReadyRow, RefusedRow, Row, refuse
 
 MAX_TOKENS = 500_000

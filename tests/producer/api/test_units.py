@@ -5,13 +5,10 @@ from pathlib import Path
 import pytest
 from headwater.producer.api.api_keys import KeyFile, KeyFileError, new_key
 from headwater.producer.api.batch_rows import RowFile
-from headwater.producer.api.fields import job_fields
 from headwater.producer.api.rate_limit import RateLimit
-from headwater.producer.api.replies import ChatFormat, Reply
 from headwater.producer.api.steady_text import SteadyText
 from headwater.producer.errors import StreamDiverged
-from headwater.producer.result import ChoiceResult
-from headwater.schemas import Channel, FinishReason, TextSpan, ToolCall
+from headwater.schemas import TextSpan
 
 
 def span(text: str, start: int = 0) -> TextSpan:
@@ -83,29 +80,6 @@ def test_a_torn_last_row_is_cut_off(tmp_path: Path) -> None:
         assert path.read_bytes() == whole + b'{"id":"batch_x-9"}\n'
 
 
-def test_calls_and_reasoning_stand_in_fields_of_their_own() -> None:
-    reply = Reply(ChatFormat(), "m", ["job"], 0)
-    first = TextSpan(channel=Channel.TOOL_CALL, index=0, name="f", text_start=0, text='{"a"')
-    more = TextSpan(channel=Channel.TOOL_CALL, index=0, text_start=4, text=": 1}")
-    thought = TextSpan(channel=Channel.REASONING, text_start=0, text="Hm")
-
-    chunks = [reply.chunk(0, spans, None) for spans in ([thought, span("So")], [first], [more])]
-
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0] == {"role": "assistant", "content": "So", "reasoning_content": "Hm"}
-    (begun,) = deltas[1]["tool_calls"]
-    assert begun["function"] == {"name": "f", "arguments": '{"a"'}
-    assert begun["id"] == "call_job_0_0"
-    assert deltas[2]["tool_calls"] == [{"index": 0, "function": {"arguments": ": 1}"}}]
-    call = ToolCall(index=0, name="f", arguments='{"a": 1}')
-    choice = ChoiceResult((1,), "", FinishReason.TOOL_CALLS, "Hm", (call,))
-    message = ChatFormat().whole(choice, "call_job_0")["message"]
-    assert message["content"] is None
-    assert message["reasoning_content"] == "Hm"
-    assert message["tool_calls"][0]["id"] == begun["id"]
-    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
-
-
 def test_a_key_file_with_a_bad_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text(new_key("a")[1] + '\n{"name": "b"}\n')
@@ -114,31 +88,3 @@ def test_a_key_file_with_a_bad_line_is_named(tmp_path: Path) -> None:
         KeyFile(path)
     with pytest.raises(KeyFileError, match="can't read"):
         KeyFile(tmp_path / "none")
-
-
-def test_openais_response_formats_and_logprobs_become_the_jobs_own() -> None:
-    schema = {"type": "object"}
-    wrapped = {
-        "type": "json_schema",
-        "json_schema": {"name": "x", "strict": True, "schema": schema},
-    }
-    regex = {"type": "regex", "regex": "a+"}
-
-    formats = [
-        job_fields({"response_format": given}).get("response_format")
-        for given in ({"type": "text"}, {"type": "json_object"}, wrapped, regex)
-    ]
-    logprobs = [
-        job_fields(given).get("logprobs")
-        for given in (
-            {"logprobs": False, "top_logprobs": 0},
-            {"logprobs": True},
-            {"logprobs": True, "top_logprobs": 3},
-            {"logprobs": 5},
-            {"logprobs": 0},
-        )
-    ]
-
-    own = {"type": "json_schema", "json_schema": schema}
-    assert formats == [None, {"type": "json_object"}, own, regex]
-    assert logprobs == [None, 0, 3, 5, 0]

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ..client import new_job
 from ..errors import PromptTooLong
 from ..tokenization import Tokenizer
-from .api_keys import Caller
+from .caller import Caller
 from .errors import ApiError, of_schema
 from .fields import job_fields
 from .prompts import Prompt, encode_messages, encode_prompts

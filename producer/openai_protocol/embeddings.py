@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from ..client import new_embedding_job
 from ..result import GenerationResult
-from .api_keys import Caller
+from .caller import Caller
 from .errors import of_end
 from .prompts import Prompt, encode_prompts
 from .replies import total
