@@ -5,6 +5,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,6 +17,9 @@ from ..host_segment import HostSegment
 from .sidecar import BadEntry, Sidecar, checksum
 
 _NAME: Final = re.compile(r"([0-9a-f]{40})-(\d{1,9})-(\d{1,9})\.json")
+_MODEL: Final = re.compile("[0-9a-f]{32}")
+_OURS: Final = re.compile(r"([0-9a-f]{40}-\d{1,9}-\d{1,9})\..*(?:json|safetensors|tmp)")
+"""Whatever else lies in the directory, models say, is somebody else's and stays."""
 _LEFTOVER_S: Final = 3600.0
 """Files without a sidecar that are older belong to nobody: their writer died."""
 _TARGET: Final = 0.9
@@ -157,14 +161,11 @@ def _groups(root: Path) -> Iterator[_Group]:
     """Yield everything of ours below *root*; files that go in the meantime are left out."""
     found: dict[tuple[str, str], list[tuple[Path, os.stat_result]]] = {}
     for path in root.glob("*/*"):
-        if path.suffix not in (".json", ".safetensors", ".tmp"):
+        ours = _OURS.fullmatch(path.name)
+        if ours is None or not _MODEL.fullmatch(path.parent.name):
             continue
-        try:
-            found.setdefault((path.parent.name, path.name.split(".")[0]), []).append(
-                (path, path.stat())
-            )
-        except FileNotFoundError:
-            continue
+        with suppress(FileNotFoundError):
+            found.setdefault((path.parent.name, ours[1]), []).append((path, path.stat()))
     for members in found.values():
         members.sort(key=lambda member: member[0].suffix != ".json")
         first, status = members[0]

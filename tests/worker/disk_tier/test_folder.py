@@ -116,6 +116,30 @@ def test_what_a_dead_writer_left_goes_when_it_is_old_and_not_before(folder: Disk
     assert folder.entries() == [entry]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama/model.safetensors",
+        "llama/config.json",
+        f"{'0' * 32}/model.safetensors",
+        f"llama/{'0' * 40}-0-8.json",
+    ],
+)
+def test_what_others_keep_in_the_directory_is_left_alone(
+    tmp_path: Path, folder: DiskFolder, name: str
+) -> None:
+    """Also where it is old, and where the budget is exceeded many times."""
+    foreign = tmp_path / name
+    foreign.parent.mkdir()
+    foreign.write_bytes(bytes(1000))
+    os.utime(foreign, (0, 0))
+    write_chain(folder, [8])
+
+    assert folder.shrink(1) == 0
+    assert foreign.exists()
+    assert folder.entries() == []
+
+
 MUTATIONS = ("truncate", "flip", "grow", "swap", "empty", "header", "sidecar", "format", "noise")
 
 
