@@ -25,8 +25,8 @@ _DIRECTORY = "SmolLM2-135M-Instruct-v1"
 
 
 def cache_directory() -> Path:
-    """Return where models are kept: HEADWATER_CACHE_DIR, else the user's cache."""
-    own = os.environ.get("HEADWATER_CACHE_DIR")
+    """Return where models are kept: HEADWATER_MODEL_CACHE, else the user's cache."""
+    own = os.environ.get("HEADWATER_MODEL_CACHE")
     if own:
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
@@ -54,7 +54,7 @@ def fetch_demo(cache: Path | None = None) -> Path:
     except OSError as error:
         raise StartupError(
             f"can't write the demo model to {target.parent}: {error.strerror or error};"
-            " free some space (700 MB) or set HEADWATER_CACHE_DIR"
+            " free some space (700 MB) or set HEADWATER_MODEL_CACHE"
         ) from error
     return target
 

@@ -72,7 +72,7 @@ def test_a_directory_without_weights_is_one_line(
 def test_fetch_demo_prints_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HEADWATER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HEADWATER_MODEL_CACHE", str(tmp_path))
     directory = demo_model.demo_directory()
     directory.mkdir(parents=True)
 

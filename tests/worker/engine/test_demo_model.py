@@ -158,11 +158,11 @@ def test_what_a_killed_fetch_left_is_removed_and_fetched_again(
 def test_the_cache_directory_follows_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("HEADWATER_CACHE_DIR", raising=False)
+    monkeypatch.delenv("HEADWATER_MODEL_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert demo_model.cache_directory() == tmp_path / "xdg" / "headwater"
 
-    monkeypatch.setenv("HEADWATER_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setenv("HEADWATER_MODEL_CACHE", str(tmp_path / "own"))
     assert demo_model.cache_directory() == tmp_path / "own"
 
 
