@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 from ..errors import StartupError
 from ..segment import CacheKind
 from .demo_model import DEMO_ALIAS, fetch_demo
-from .fingerprint import model_fingerprint
+from .fingerprint import model_fingerprint, weights_digest
 from .segments import classify, flatten
 
 log = structlog.get_logger()
@@ -85,6 +85,8 @@ def load_model(source: str) -> LoadedModel:
     Raises StartupError that says what to do.
     """
     directory = fetch_demo() if source == DEMO_ALIAS else _directory(source)
+    _check_files(directory)
+    digest = weights_digest(directory)
     model, config = _load_weights(directory)
     if mx.default_device() == mx.Device(mx.cpu):
         _to_float32(model)
@@ -105,7 +107,9 @@ def load_model(source: str) -> LoadedModel:
         weight_dtypes=dtypes,
         cache_classes=classes,
         cache_kind=classify(caches),
-        fingerprint=model_fingerprint(directory, (*dtypes, *classes, files.fingerprint)),
+        fingerprint=model_fingerprint(
+            directory, digest.result(), (*dtypes, *classes, files.fingerprint)
+        ),
     )
 
 
@@ -128,7 +132,7 @@ def _directory(source: str) -> Path:
         ) from error
 
 
-def _load_weights(directory: Path) -> tuple[Any, dict[str, Any]]:
+def _check_files(directory: Path) -> None:
     if not (directory / "config.json").is_file():
         raise StartupError(f"{directory} has no config.json: is it a model directory?")
     if not any(directory.glob("model*.safetensors")):
@@ -136,6 +140,9 @@ def _load_weights(directory: Path) -> tuple[Any, dict[str, Any]]:
             f"{directory} has no weights (model*.safetensors); convert the model with"
             " `mlx_lm.convert`, or fetch it again"
         )
+
+
+def _load_weights(directory: Path) -> tuple[Any, dict[str, Any]]:
     try:
         loaded: tuple[Any, dict[str, Any]] = mlx_lm_utils.load_model(directory)
     except KeyError as error:

@@ -1,6 +1,7 @@
 """Loading tiny models of our own making, with every file that real ones may have."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,14 @@ def test_quantized_weights_are_float32_on_a_cpu_and_compute_the_same(directory: 
     assert mx.allclose(loaded.model(mx.array([[4, 5]])), expected, atol=1e-4)
 
 
-def test_the_fingerprint_is_the_same_at_every_load(directory: Path) -> None:
-    assert load_model(str(directory)).fingerprint == load_model(str(directory)).fingerprint
+def test_the_fingerprint_is_the_same_at_every_load_and_at_every_place(
+    directory: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    copy = tmp_path_factory.mktemp("copies") / "another-name"
+    shutil.copytree(directory, copy)
+
+    fingerprints = {load_model(str(place)).fingerprint for place in (directory, directory, copy)}
+    assert len(fingerprints) == 1
 
 
 @pytest.mark.parametrize("change", ["weights", "config", "tokenizer"])
