@@ -21,7 +21,7 @@ def check_response_format(response_format: ResponseFormat) -> None:
     """Compile *response_format* and write a little by it; raises InvalidRequest."""
     try:
         reason = _fault(grammar_text(response_format))
-    except ValueError as error:
+    except (GrammarError, ValueError) as error:
         reason = str(error)
     if reason is not None:
         raise InvalidRequest(

@@ -4,8 +4,10 @@ Not imported by the package itself: only who checks or enforces a format needs l
 """
 
 import json
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from .errors import HeadwaterError
@@ -16,11 +18,14 @@ from .response_format import (
     RegexFormat,
     ResponseFormat,
 )
+from .schema_ends import endless_reference
 
 if TYPE_CHECKING:  # only the library's stubs have it
     from llguidance._lib import JsonCompileOptions
 
 _MAX_ERROR_CHARS: Final = 200
+_NUM_KEPT: Final = 256
+"""Jobs of one application share their schemas; each is judged once."""
 
 _LIMITS: Final = LLParserLimits(
     max_grammar_size=10_000,  # symbols; compiling takes their square, with these 0.1 s at most
@@ -43,9 +48,14 @@ class GrammarError(HeadwaterError):
 
 
 def grammar_text(response_format: ResponseFormat) -> str:
-    """Return the grammar of *response_format*; start_matcher() tells whether it is any good."""
+    """Return the grammar of *response_format*; start_matcher() tells whether it is any good.
+
+    Raises GrammarError for a schema that no end can be come to, ValueError for what the library
+    can't read.
+    """
     match response_format:
         case JsonSchemaFormat():
+            _check_end(response_format.json_schema)
             return LLMatcher.grammar_from_json_schema(response_format.json_schema, overrides=_JSON)
         case JsonObjectFormat():
             return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON)
@@ -55,6 +65,20 @@ def grammar_text(response_format: ResponseFormat) -> str:
             # Lark's strings are JSON's.
             choices = " | ".join(map(json.dumps, response_format.choices))
             return LLMatcher.grammar_from_lark(f"start: {choices}")
+
+
+def _check_end(schema: dict[str, Any]) -> None:
+    reference = _endless_reference(orjson.dumps(schema))
+    if reference is not None:
+        raise GrammarError(
+            f"{reference} requires itself without end; give it a way out: leave it out of"
+            ' "required" or "minItems", or offer something else in "anyOf"'
+        )
+
+
+@lru_cache(maxsize=_NUM_KEPT)
+def _endless_reference(schema: bytes) -> str | None:
+    return endless_reference(orjson.loads(schema))
 
 
 def start_matcher(grammar: str, tokenizer: LLTokenizer) -> LLMatcher:

@@ -50,7 +50,11 @@ BAD = {
         r"minimum \(5\) is greater than maximum \(3\)",
     ),
     "contradiction": (schema({"allOf": [{"type": "string"}, {"type": "null"}]}), "incompatible"),
-    "itself": (schema({"$ref": "#"}), "no text satisfies it"),
+    "itself": (schema({"$ref": "#"}), "# requires itself without end"),
+    "endless": (
+        schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
+        "# requires itself without end; give it a way out",
+    ),
     "not enforced": (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
     "not enforced, silently": (
         schema({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}),
