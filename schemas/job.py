@@ -178,8 +178,12 @@ class GenerationJob(WireModel):
 
     @property
     def num_tokens_in_all(self) -> int:
-        """Tokens that it may make a worker compute: what it counts for among its equals."""
-        return len(self.prompt_token_ids) + max(self.max_tokens, sum(map(len, self.continuations)))
+        """Tokens that it may make a worker compute: what it counts for among its equals.
+
+        The prompt is computed once, whatever number of texts follow it.
+        """
+        num_new = max(self.sampling.n * self.max_tokens, sum(map(len, self.continuations)))
+        return len(self.prompt_token_ids) + num_new
 
     @property
     def num_tokens_at_most(self) -> int:

@@ -27,7 +27,8 @@ class Pooling(StrEnum):
     LAST = "last"
     """The last token's."""
     MEAN = "mean"
-    """The average over all tokens."""
+    """The average over all tokens. No cached prefix can stand in for any of them: a cache holds
+    keys and values, not the states that are averaged, so the whole prompt is computed."""
 
 
 class Score(WireModel):

@@ -3,7 +3,7 @@
 import struct
 
 import pytest
-from headwater.producer.client import new_embedding_job, new_score_job
+from headwater.producer.client import new_embedding_job, new_job, new_score_job
 from headwater.schemas import Embedding, GenerationJob, JobKind, Pooling, SchemaError, Score
 
 
@@ -46,6 +46,13 @@ def test_the_context_must_hold_the_longest_continuation_and_the_share_counts_all
     job = new_score_job("m", [1, 2], [[3], [4, 5, 6]])
 
     assert (job.num_tokens_at_most, job.num_tokens_in_all) == (5, 6)
+
+
+def test_every_choice_counts_for_the_share_and_the_prompt_once() -> None:
+    """A namespace pays for eight texts when it asks for eight, for one prompt all the same."""
+    one, eight = (new_job("m", [1] * 100, max_tokens=10, sampling={"n": n}) for n in (1, 8))
+    assert (one.num_tokens_in_all, eight.num_tokens_in_all) == (110, 180)
+    assert eight.num_tokens_at_most == one.num_tokens_at_most == 110
 
 
 def test_a_vector_is_float32_in_base64() -> None:
