@@ -42,6 +42,8 @@ class Worker:
         self._signals = 0
         self._death: BaseException | None = None
         self._wake_up = WakeUp()
+        self._is_open = False
+        """Whether it takes jobs, or has taken some."""
         self._is_draining = False
         self._engine: EngineThread
         self._station = Station(
@@ -59,10 +61,11 @@ class Worker:
         """Work until SIGTERM or SIGINT, or until a thread dies; return the exit code."""
         with ExitStack() as exits:
             exits.enter_context(self._wake_up.by_signals(self._on_signal))
-            if not self._start():
-                return 0
+            # First: a port that is taken must cost neither the model's loading nor jobs.
             if self._settings.metrics_port is not None:
                 exits.callback(self._serve_health().close)
+            if not self._start():
+                return 0
             self._supervise()
             return self._end()
 
@@ -132,6 +135,7 @@ class Worker:
         self._announcement.publish()
         self._station.open(self._status)
         self._announced_s = time.monotonic()
+        self._is_open = True
         log.info("ready", worker_id=self.worker_id, alias=self._settings.alias)
 
     def _supervise(self) -> None:
@@ -228,6 +232,8 @@ class Worker:
     def _what_is_dead(self) -> str | None:
         if self._death is not None:
             return f"a thread died: {self._death!r}"
+        if not self._is_open:
+            return None
         loop = self._engine.loop.result()
         idle_s = time.monotonic() - loop.figures.progress_s
         if loop.num_jobs and idle_s > _STUCK_S:
@@ -235,6 +241,8 @@ class Worker:
         return None
 
     def _what_is_missing(self) -> str | None:
+        if not self._is_open:
+            return "starting: the model is being loaded, or Redis is waited for"
         if self._is_draining:
             return "draining"
         if self._station.lease_age_s > self._settings.lease_s:

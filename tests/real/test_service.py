@@ -213,12 +213,3 @@ def test_a_bad_setting_is_one_line(own_server: EmbeddedServer) -> None:
 
     assert result.returncode == 1
     assert "max_batch" in result.stderr.splitlines()[-1]
-
-
-def test_a_port_in_use_is_one_line(own_server: EmbeddedServer) -> None:
-    port = own_server.url.rsplit(":", 1)[1].removesuffix("/0")
-
-    result = _worker("--redis", own_server.url, "--metrics-port", port)
-
-    assert result.returncode == 1
-    assert "choose another --metrics-port" in result.stderr.splitlines()[-1]
