@@ -31,11 +31,15 @@ typecheck: $(STAMP)
 	ops/typing-links
 	MYPYPATH=.typing $(BIN)/mypy -p headwater.schemas -p headwater.producer -p headwater.worker
 
+# One process a core, one BLAS thread each; a file's tests stay together, as they share a model.
+TEST_PROCESSES := MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 \
+	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --durations 40
+
 test: lint typecheck model
-	$(BIN)/pytest -m "not long" --durations 40
+	$(TEST_PROCESSES) -m "not long"
 
 test-long: model
-	$(BIN)/pytest --timeout 3600
+	$(TEST_PROCESSES) --timeout 3600
 
 clean:
 	rm -rf $(VENV) .typing build dist *.egg-info
