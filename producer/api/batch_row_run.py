@@ -21,8 +21,7 @@ from ..client_cancel import CancelOutcome
 from ..errors import DuplicateJob, QueueFull, ServerUnavailable, StreamError
 from ..openai_protocol.caller import Caller
 from ..openai_protocol.errors import ApiError, of_any
-from ..openai_protocol.replies import ChatFormat, CompletionFormat, Reply, whole_reply
-from ..openai_protocol.requests import ChatRequest, CompletionRequest, jobs_of
+from ..openai_protocol.routes import FileRequest, encoding_of, file_jobs, file_reply
 from ..result import GenerationResult
 from .batch_rows import Row
 from .services import Services
@@ -59,10 +58,11 @@ class BatchOver(Exception):
 class RowRunner:
     """Runs rows of one batch, many at once."""
 
-    def __init__(self, services: Services, caller: Caller, expires_at: int) -> None:
+    def __init__(self, services: Services, route: str, caller: Caller, expires_at: int) -> None:
         self.has_expired = False
         """Whether a row could not run any more in time."""
         self._services = services
+        self._route = route
         self._caller = caller
         self._expires_at = expires_at
         self._is_cancelled = False
@@ -89,7 +89,7 @@ class RowRunner:
             told = of_any(error)
             return Outcome(_response(told.status, row_id, told.body()), None)
 
-    async def _run(self, request: CompletionRequest | ChatRequest, row_id: str) -> Outcome:
+    async def _run(self, request: FileRequest, row_id: str) -> Outcome:
         for attempt in range(_MAX_ATTEMPTS):
             base = f"{row_id}-r{attempt}" if attempt else row_id
             jobs = await self._insist(partial(self._submit, request, base))
@@ -105,9 +105,7 @@ class RowRunner:
                 return self._answer(request, jobs, results)
         raise ApiError(500, "the row's job was lost again and again", code="job_lost")
 
-    async def _submit(
-        self, request: CompletionRequest | ChatRequest, base: str
-    ) -> list[GenerationJob]:
+    async def _submit(self, request: FileRequest, base: str) -> list[GenerationJob]:
         jobs = await asyncio.to_thread(self._jobs, request, base)
         if self._is_cancelled:
             outcomes = [await self._services.producer.cancel(job.job_id) for job in jobs]
@@ -123,14 +121,13 @@ class RowRunner:
             self._services.cancel_later([job.job_id for job in jobs])
         return jobs
 
-    def _jobs(self, request: CompletionRequest | ChatRequest, base: str) -> list[GenerationJob]:
-        own = {"priority": Priority.LOW, "expires_at": self._expires_at}
-        given = {name: value for name, value in (request.model_extra or {}).items() if value}
-        asked = request.model_copy(update={name: v for name, v in own.items() if name not in given})
-        jobs = jobs_of(asked, self._services.models, self._caller)
+    def _jobs(self, request: FileRequest, base: str) -> list[GenerationJob]:
+        given = {name for name, value in request if value}
+        own = {"priority": Priority.LOW, "expires_at": float(self._expires_at)}
+        added = {name: value for name, value in own.items() if name not in given}
         return [
-            job.model_copy(update={"job_id": f"{base}-{number}" if number else base})
-            for number, job in enumerate(jobs)
+            job.model_copy(update={**added, "job_id": f"{base}-{number}" if number else base})
+            for number, job in enumerate(file_jobs(request, self._services.models, self._caller))
         ]
 
     async def _results(self, job_ids: list[str]) -> list[GenerationResult]:
@@ -148,7 +145,7 @@ class RowRunner:
 
     def _answer(
         self,
-        request: CompletionRequest | ChatRequest,
+        request: FileRequest,
         jobs: list[GenerationJob],
         results: list[GenerationResult],
     ) -> Outcome:
@@ -157,10 +154,9 @@ class RowRunner:
             raise BatchOver("batch_cancelled", "the batch was cancelled before this row was done")
         if any(isinstance(end, Expired) for end in ends) and time.time() >= self._expires_at:
             raise BatchOver("batch_expired", "the batch expired before this row ran")
-        form = ChatFormat() if isinstance(request, ChatRequest) else CompletionFormat()
         ids = [job.job_id for job in jobs]
-        reply = Reply(form, request.model, ids, int(time.time()), num_choices=jobs[0].sampling.n)
-        return Outcome(_response(200, ids[0], whole_reply(reply, results)), None)
+        body = file_reply(self._route, jobs, ids, results, encoding=encoding_of(request))
+        return Outcome(_response(200, ids[0], body), None)
 
 
 def _response(status: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:

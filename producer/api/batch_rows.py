@@ -5,15 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-from pydantic import ValidationError
 
 from ..openai_protocol.errors import ApiError
-from ..openai_protocol.requests import ChatRequest, CompletionRequest
-
-ENDPOINTS: Mapping[str, type[CompletionRequest] | type[ChatRequest]] = {
-    "/v1/completions": CompletionRequest,
-    "/v1/chat/completions": ChatRequest,
-}
+from ..openai_protocol.routes import FileRequest, parse_request
 
 _BOM = b"\xef\xbb\xbf"
 
@@ -24,7 +18,7 @@ class Row(NamedTuple):
     line: int
     """From 1."""
     custom_id: str | None
-    request: CompletionRequest | ChatRequest | None
+    request: FileRequest | None
     error: ApiError | None
     """Why it can't run; then there is no request."""
 
@@ -78,7 +72,7 @@ def _custom_id(line: int, fields: dict[str, Any]) -> str:
     return custom_id
 
 
-def _request(line: int, fields: dict[str, Any], endpoint: str) -> CompletionRequest | ChatRequest:
+def _request(line: int, fields: dict[str, Any], endpoint: str) -> FileRequest:
     unknown = fields.keys() - {"custom_id", "method", "url", "body"}
     if unknown:
         raise ApiError(400, f"line {line}: unknown field {min(unknown)!r}")
@@ -92,11 +86,9 @@ def _request(line: int, fields: dict[str, Any], endpoint: str) -> CompletionRequ
     if body.get("stream"):
         raise ApiError(400, f"line {line}: a batch has no streams", param="stream")
     try:
-        return ENDPOINTS[endpoint].model_validate(body)
-    except ValidationError as error:
-        detail = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, detail["loc"]))
-        raise ApiError(422, f"line {line}: {field}: {detail['msg']}", param=field) from error
+        return parse_request(endpoint, body)
+    except ApiError as error:
+        raise ApiError(error.status, f"line {line}: {error}", param=error.param) from error
 
 
 class RowFile:

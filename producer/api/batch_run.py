@@ -38,7 +38,7 @@ class BatchRun:
         self._files = files
         self._directory = directory
         self._save = save
-        self._rows = RowRunner(services, batch.caller, batch.expires_at)
+        self._rows = RowRunner(services, batch.endpoint, batch.caller, batch.expires_at)
         if batch.is_cancelled:
             self._rows.cancel()
 

@@ -13,8 +13,8 @@ from headwater.schemas import SchemaError
 from ..errors import ProducerError
 from ..openai_protocol.caller import Caller
 from ..openai_protocol.errors import ApiError
+from ..openai_protocol.routes import ROUTES
 from .batch import Batch
-from .batch_rows import ENDPOINTS
 from .batch_run import BatchRun
 from .file_store import FileStore, write_whole
 from .services import Services
@@ -56,8 +56,8 @@ class BatchRunner:
         self, endpoint: str, input_file_id: str, caller: Caller, metadata: dict[str, str] | None
     ) -> Batch:
         """Begin a batch over a file that the caller may read; raises ApiError."""
-        if endpoint not in ENDPOINTS:
-            known = ", ".join(ENDPOINTS)
+        if endpoint not in ROUTES:
+            known = ", ".join(ROUTES)
             raise ApiError(400, f"endpoint: must be one of {known}", param="endpoint")
         note = self.files.get(input_file_id, None if caller.may_choose else caller.namespace)
         if note.purpose != "batch":

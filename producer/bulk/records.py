@@ -1,16 +1,14 @@
 """What a finished row says: OpenAI's batch output rows, and failures in the same form."""
 
-import time
 from typing import Any
 
 from headwater.schemas import Finished, HeadwaterError
 
-from ..openai_protocol.embeddings import embedding_reply
 from ..openai_protocol.errors import of_any
-from ..openai_protocol.replies import ChatFormat, CompletionFormat, Reply, whole_reply
+from ..openai_protocol.routes import file_reply
 from .flight import RowOutcome
 from .results import Record
-from .rows import RefusedRow, RowForm
+from .rows import RefusedRow
 
 
 def refused_record(row: RefusedRow, run_id: str) -> Record:
@@ -24,29 +22,15 @@ def outcome_record(outcome: RowOutcome, run_id: str) -> Record:
     try:
         if outcome.error is not None:
             raise outcome.error
-        body = _body(outcome)
+        body = file_reply(
+            row.route, row.jobs, outcome.job_ids, outcome.results, encoding=row.encoding
+        )
     except HeadwaterError as error:
         told = of_any(error)
         error_body = told.body()
         error_body["error"]["message"] = f"line {row.line}: {told}"
         return _record(row.line, row.custom_id, run_id, told.status, error_body)
     return _record(row.line, row.custom_id, run_id, 200, body)
-
-
-def _body(outcome: RowOutcome) -> dict[str, Any]:
-    row = outcome.row
-    model = row.jobs[0].model
-    if row.form is RowForm.EMBEDDING:
-        return embedding_reply(model, outcome.results, row.encoding)
-    form = ChatFormat() if row.form is RowForm.CHAT else CompletionFormat()
-    reply = Reply(
-        form,
-        model,
-        list(outcome.job_ids),
-        int(time.time()),
-        num_choices=row.jobs[0].sampling.n,
-    )
-    return whole_reply(reply, list(outcome.results))
 
 
 def num_tokens(outcome: RowOutcome) -> tuple[int, int, int]:

@@ -1,32 +1,28 @@
 """RowParser: a line of the input becomes jobs, or the reason why it can't run."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 from headwater.schemas import GenerationJob, HeadwaterError, ModelCard, Priority
-from pydantic import ValidationError
 
 from ..models import fit_to_card
 from ..openai_protocol.caller import ANYONE
-from ..openai_protocol.embeddings import EmbeddingRequest, Encoding, embedding_jobs
+from ..openai_protocol.embeddings import Encoding
 from ..openai_protocol.errors import ApiError, of_any
-from ..openai_protocol.requests import ChatRequest, CompletionRequest, jobs_of
+from ..openai_protocol.routes import (
+    CHAT,
+    EMBEDDING,
+    ROUTES,
+    TEXT,
+    encoding_of,
+    file_jobs,
+    parse_request,
+)
 from ..tokenization import Tokenizer
 from .lines import Line
 
-_CHAT = "/v1/chat/completions"
-_TEXT = "/v1/completions"
-_EMBEDDING = "/v1/embeddings"
-_Request: TypeAlias = ChatRequest | CompletionRequest | EmbeddingRequest
-_REQUESTS: Mapping[str, type[_Request]] = {
-    _CHAT: ChatRequest,
-    _TEXT: CompletionRequest,
-    _EMBEDDING: EmbeddingRequest,
-}
-_PLAIN = {"messages": _CHAT, "prompt": _TEXT, "prompt_token_ids": _TEXT}
+_PLAIN = {"messages": CHAT, "prompt": TEXT, "prompt_token_ids": TEXT}
 """The field that makes a plain row, and whose route's reply it gets."""
 _GREEDY = {"temperature": 0.0}
 """A plain row is as greedy as `headwater submit`; OpenAI's rows have OpenAI's temperature."""
@@ -50,20 +46,13 @@ class RowSettings:
     priority: Priority = Priority.LOW
 
 
-class RowForm(Enum):
-    """Whose reply a row gets."""
-
-    CHAT = _CHAT
-    TEXT = _TEXT
-    EMBEDDING = _EMBEDDING
-
-
 class ReadyRow(NamedTuple):
     """A row whose jobs can be submitted; they have no ids yet that mean anything."""
 
     line: int
     custom_id: str
-    form: RowForm
+    route: str
+    """Whose reply it gets."""
     jobs: tuple[GenerationJob, ...]
     encoding: Encoding = "float"
     """Of an embedding's numbers."""
@@ -111,19 +100,13 @@ class RowParser:
             fields = _object(line)
             custom_id = _custom_id(fields)
             url, body = self._request(fields, line.number)
-            request = _validate(url, body)
-            jobs = self._jobs(request)
+            request = parse_request(url, body)
+            jobs = file_jobs(request, self._models, self._caller)
             fitted = tuple(fit_to_card(job, self._models.card(job.model)) for job in jobs)
         except HeadwaterError as error:
             return refuse(line.number, custom_id, error)
-        encoding = request.encoding_format if isinstance(request, EmbeddingRequest) else "float"
         own_id = custom_id or default_id(line.number)
-        return ReadyRow(line.number, own_id, RowForm(url), fitted, encoding)
-
-    def _jobs(self, request: _Request) -> list[GenerationJob]:
-        if isinstance(request, EmbeddingRequest):
-            return embedding_jobs(request, self._models, self._caller)
-        return jobs_of(request, self._models, self._caller)
+        return ReadyRow(line.number, own_id, url, fitted, encoding_of(request))
 
     def _request(self, fields: dict[str, Any], line: int) -> tuple[str, dict[str, Any]]:
         """Return the route and the body that a row asks for."""
@@ -140,11 +123,11 @@ class RowParser:
         given = {name for name, value in body.items() if value is not None}
         if "max_completion_tokens" in given:
             given.add("max_tokens")
-        if url == _EMBEDDING:
+        if url == EMBEDDING:
             defaults = {}  # all the others are about the text
         defaults = {"priority": self._settings.priority, **defaults}
         body |= {name: value for name, value in defaults.items() if name not in given}
-        if self._settings.seed is not None and "seed" not in given and url != _EMBEDDING:
+        if self._settings.seed is not None and "seed" not in given and url != EMBEDDING:
             body["seed"] = self._settings.seed + line
         return url, body | {"model": self._settings.alias}
 
@@ -205,10 +188,10 @@ def _openai_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if fields.get("method", "POST") != "POST":
         raise ApiError(400, "method must be POST", param="method")
     url = fields.get("url")
-    if not isinstance(url, str) or url not in _REQUESTS:
+    if not isinstance(url, str) or url not in ROUTES:
         raise ApiError(
             400,
-            f"url {url!r} is not supported; there are {', '.join(_REQUESTS)}",
+            f"url {url!r} is not supported; there are {', '.join(ROUTES)}",
             code="unsupported_url",
             param="url",
         )
@@ -226,12 +209,3 @@ def _plain_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if given == ["prompt_token_ids"]:
         fields["prompt"] = [fields.pop("prompt_token_ids")]
     return _PLAIN[given[0]], fields
-
-
-def _validate(url: str, body: dict[str, Any]) -> _Request:
-    try:
-        return _REQUESTS[url].model_validate(body)
-    except ValidationError as error:
-        detail = error.errors(include_url=False, include_input=False)[0]
-        name = ".".join(map(str, detail["loc"]))
-        raise ApiError(422, f"{name}: {detail['msg']}", param=name) from error

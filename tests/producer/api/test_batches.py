@@ -1,5 +1,6 @@
 """Files and batches, through the official client and across restarts of the server."""
 
+import base64
 import json
 import time
 from pathlib import Path
@@ -92,6 +93,35 @@ def test_chats_run_in_batches_too(client: OpenAI) -> None:
     assert [c["message"]["role"] for c in done["response"]["body"]["choices"]] == ["assistant"] * 2
 
 
+def test_embeddings_run_in_batches_and_equal_those_asked_for_at_once(client: OpenAI) -> None:
+    """Each row's vectors stand in its input's order, as the row's encoding has them."""
+    inputs: list[str | list[str]] = ["Once upon a time", ["there was", "a queue"]]
+    rows = [_embedding_row(f"row {number}", input=text) for number, text in enumerate(inputs)]
+    bad = _embedding_row("bad", input="x", dimensions=8)
+    packed = _embedding_row("packed", input="Once upon a time", encoding_format="base64")
+    batch = wait(client, start(client, *rows, bad, packed, endpoint="/v1/embeddings"))
+
+    assert batch.request_counts.model_dump() == {"total": 4, "completed": 3, "failed": 1}
+    done = {each["custom_id"]: each["response"] for each in rows_of(client, batch.output_file_id)}
+    for number, text in enumerate(inputs):
+        alone = client.embeddings.create(model=ALIAS, input=text, encoding_format="float")
+        body = done[f"row {number}"]["body"]
+        assert [each["index"] for each in body["data"]] == list(range(len(alone.data)))
+        for one, other in zip(body["data"], alone.data, strict=True):
+            assert one["embedding"] == pytest.approx(other.embedding, abs=1e-5)
+        assert body["usage"]["prompt_tokens"] == alone.usage.prompt_tokens
+    vector = base64.b64decode(done["packed"]["body"]["data"][0]["embedding"])
+    first = done["row 0"]["body"]["data"][0]["embedding"]
+    assert len(vector) == 4 * len(first)
+    (failed,) = rows_of(client, batch.error_file_id)
+    assert "dimensions" in failed["response"]["body"]["error"]["message"]
+
+
+def _embedding_row(custom_id: str, **body: Any) -> dict[str, Any]:
+    fields = {"model": ALIAS, "encoding_format": "float", **body}
+    return {"custom_id": custom_id, "method": "POST", "url": "/v1/embeddings", "body": fields}
+
+
 BAD_LINES: list[tuple[bytes | dict[str, Any], str]] = [
     (b"{", "not JSON"),
     (b"\xff", "not JSON"),
@@ -154,7 +184,7 @@ def test_wrong_files_and_endpoints_are_refused(client: OpenAI) -> None:
     asked: dict[str, Any] = {"completion_window": "24h", "input_file_id": file_id}
 
     with pytest.raises(openai.BadRequestError, match="endpoint"):
-        client.batches.create(**asked, endpoint="/v1/embeddings")
+        client.batches.create(**asked, endpoint="/v1/responses")
     with pytest.raises(openai.NotFoundError):
         client.batches.create(**{**asked, "input_file_id": "file-x"}, endpoint="/v1/completions")
     with pytest.raises(openai.UnprocessableEntityError):

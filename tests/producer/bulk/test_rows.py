@@ -6,7 +6,9 @@ import orjson
 import pytest
 from headwater.producer.bulk.lines import Line
 from headwater.producer.bulk.preparation import Preparation
-from headwater.producer.bulk.rows import ReadyRow, RefusedRow, Row, RowForm, RowParser, RowSettings
+from headwater.producer.bulk.rows import ReadyRow, RefusedRow, Row, RowParser, RowSettings
+from headwater.producer.openai_protocol.routes import CHAT as CHAT_ROUTE
+from headwater.producer.openai_protocol.routes import EMBEDDING, TEXT
 from headwater.schemas import ModelCard, StreamMode, TokenizerFiles
 
 CHAT_URL = "/v1/chat/completions"
@@ -34,17 +36,17 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.parametrize(
-    ("fields", "num_prompt_tokens", "form"),
+    ("fields", "num_prompt_tokens", "route"),
     [
-        ({"prompt": "hello"}, 5, RowForm.TEXT),
-        ({"prompt_token_ids": [1, 2, 3]}, 3, RowForm.TEXT),
-        ({"messages": CHAT}, len("<user>hi"), RowForm.CHAT),
-        (openai({"model": "tiny", "messages": CHAT}), len("<user>hi"), RowForm.CHAT),
-        (openai({"model": "tiny", "prompt": "hello"}, "/v1/completions"), 5, RowForm.TEXT),
+        ({"prompt": "hello"}, 5, TEXT),
+        ({"prompt_token_ids": [1, 2, 3]}, 3, TEXT),
+        ({"messages": CHAT}, len("<user>hi"), CHAT_ROUTE),
+        (openai({"model": "tiny", "messages": CHAT}), len("<user>hi"), CHAT_ROUTE),
+        (openai({"model": "tiny", "prompt": "hello"}, "/v1/completions"), 5, TEXT),
     ],
 )
 def test_every_form_of_row_becomes_a_job_with_its_text_at_the_end(
-    parser: RowParser, fields: dict[str, Any], num_prompt_tokens: int, form: RowForm
+    parser: RowParser, fields: dict[str, Any], num_prompt_tokens: int, route: str
 ) -> None:
     row = ready(parser.parse(line(fields)))
 
@@ -53,7 +55,7 @@ def test_every_form_of_row_becomes_a_job_with_its_text_at_the_end(
     assert job.max_tokens == 4
     assert job.stream is StreamMode.FINAL
     assert job.priority == "low"
-    assert row.form is form
+    assert row.route == route
     assert row.custom_id == ("one" if "url" in fields else "line-7")
 
 
@@ -87,7 +89,7 @@ def test_an_embedding_row_has_a_job_for_each_input_and_no_texts_settings(
     body = {"input": ["a", "bc"], "pooling": "mean", "encoding_format": "base64"}
     row = ready(parser.parse(line(openai(body, "/v1/embeddings"))))
 
-    assert (row.form, row.encoding) == (RowForm.EMBEDDING, "base64")
+    assert (row.route, row.encoding) == (EMBEDDING, "base64")
     assert [len(job.prompt_token_ids) for job in row.jobs] == [1, 2]
     assert {(job.kind, job.pooling, job.priority) for job in row.jobs} == {
         ("embedding", "mean", "low")
