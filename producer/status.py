@@ -37,6 +37,8 @@ class Status(NamedTuple):
 
     queues: list[QueueStatus]
     workers: list[LiveWorker]
+    at_s: float = 0.0
+    """The server's clock, Unix seconds."""
 
 
 def read_status(redis: Redis) -> Status:
@@ -45,7 +47,8 @@ def read_status(redis: Redis) -> Status:
     now_s = seconds + microseconds / 1e6
     names = sorted(_queue_names(redis))
     queues = [_read_queue(redis, name, now_s) for name in names]
-    return Status(queues, sorted(_read_workers(redis, now_s), key=lambda w: w.status.worker_id))
+    workers = sorted(_read_workers(redis, now_s), key=lambda worker: worker.status.worker_id)
+    return Status(queues, workers, now_s)
 
 
 def _queue_names(redis: Redis) -> set[str]:

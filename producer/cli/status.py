@@ -1,74 +1,70 @@
-"""`headwater status`: queues and workers at a glance."""
+"""`headwater status`: queues and workers at a glance, or as they change."""
 
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .options import JsonOption, RedisOption, print_json
 
 if TYPE_CHECKING:  # the help must not pay for importing redis
-    from ..status import LiveWorker, QueueStatus, Status
+    from redis import Redis
 
 _PIPE_WIDTH = 200
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater status --json")(status)
+    app.command(epilog="Example: headwater status --watch --interval 5")(status)
 
 
-def status(redis: RedisOption = None, json: JsonOption = False) -> None:
-    """Show queues with depth and oldest age, and workers with model, batch and speed."""
+def status(
+    redis: RedisOption = None,
+    json: JsonOption = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch",
+            help="Keep showing it until Ctrl-C: drawn anew on a terminal, a line a look elsewhere.",
+        ),
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.1, metavar="SECONDS", help="Between two looks of --watch.")
+    ] = 2.0,
+) -> None:
+    """Show queues, workers with batch and speed, and the jobs that ended last."""
     from ..connection import connect
-    from ..status import read_status
+    from ..overview import read_overview
 
-    found = read_status(connect(redis))
-    if json:
-        print_json(_as_json(found))
+    client = connect(redis)
+    if watch:
+        _watch(client, interval, as_json=json)
+    elif json:
+        print_json(read_overview(client).as_json())
     else:
-        _print_tables(found)
+        from rich.console import Console
+
+        from ..overview_text import as_tables
+
+        # Off a terminal rich assumes 80 columns and would cut what a script wants to read.
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+        console.print(as_tables(read_overview(client)))
 
 
-def _as_json(found: "Status") -> dict[str, object]:
-    workers = [
-        worker.status.model_dump(mode="json")
-        | {"heartbeat_age_s": worker.heartbeat_age_s, "lease_left_s": worker.lease_left_s}
-        for worker in found.workers
-    ]
-    return {"queues": [queue._asdict() for queue in found.queues], "workers": workers}
+def _watch(client: "Redis", interval: float, *, as_json: bool) -> None:
+    import time
 
+    from rich.live import Live
 
-def _print_tables(found: "Status") -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from ..overview import read_overview
+    from ..watch import JsonView, LineView, LiveView, watch
 
-    # Off a terminal rich assumes 80 columns and would cut what a script wants to read.
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-    queues = Table("queue", "waiting", "oldest", "started", "finished", "failed", "canceled")
-    for queue in found.queues:
-        queues.add_row(*_queue_row(queue))
-    workers = Table("worker", "model", "batch", "waiting", "tokens/s", "cache hits", "heartbeat")
-    for worker in found.workers:
-        workers.add_row(*_worker_row(worker))
-    console.print(queues if found.queues else "no queues")
-    console.print(workers if found.workers else "no workers")
-
-
-def _queue_row(queue: "QueueStatus") -> list[str]:
-    oldest = "-" if queue.oldest_age_s is None else f"{queue.oldest_age_s:.0f} s"
-    counts = (queue.started, queue.finished, queue.failed, queue.canceled)
-    return [queue.name, str(queue.depth), oldest, *map(str, counts)]
-
-
-def _worker_row(worker: "LiveWorker") -> list[str]:
-    status = worker.status
-    return [
-        status.worker_id,
-        status.alias,
-        str(status.batch),
-        str(status.waiting),
-        f"{status.tokens_per_s:.1f}",
-        f"{status.cache_hit_share:.0%}",
-        f"{worker.heartbeat_age_s:.1f} s ago",
-    ]
+    run = partial(watch, partial(read_overview, client), pause=partial(time.sleep, interval))
+    if as_json:
+        run(JsonView(typer.echo))
+    elif not sys.stdout.isatty():
+        run(LineView(typer.echo))
+    else:
+        with Live(auto_refresh=False) as live:
+            run(LiveView(live))
