@@ -3,11 +3,17 @@
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-import orjson
-from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    FailFast,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from . import limits
-from .base import WireModel
+from .base import RequestModel, json_size
 from .kinds import JobKind, Pooling
 from .response_format import ResponseFormat
 
@@ -24,12 +30,13 @@ JobId = Annotated[
     StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=limits.MAX_JOB_ID_CHARS),
 ]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=limits.MAX_TOKEN_ID)]
-Continuation = Annotated[
-    tuple[TokenId, ...], Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS)
-]
+TokenIds = Annotated[tuple[TokenId, ...], FailFast()]
+Continuation = Annotated[TokenIds, Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS)]
 StopString = Annotated[
     str, StringConstraints(min_length=1, max_length=limits.MAX_STOP_STRING_CHARS)
 ]
+Continuations = Annotated[tuple[Continuation, ...], FailFast()]
+StopStrings = Annotated[tuple[StopString, ...], FailFast()]
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY)]
 BiasedTokenId = Annotated[int, Field(ge=0, le=limits.MAX_TOKEN_ID)]
 """Not strict: in JSON the keys of an object are strings."""
@@ -52,7 +59,7 @@ class StreamMode(StrEnum):
     """Checkpoints of token ids only; the text stands in the finished event."""
 
 
-class SamplingParams(WireModel):
+class SamplingParams(RequestModel):
     """How the next token is chosen.
 
     In this order: logit_bias, repetition_penalty, presence_penalty and frequency_penalty change
@@ -79,12 +86,20 @@ class SamplingParams(WireModel):
         default_factory=dict, max_length=limits.MAX_LOGIT_BIASES
     )
     """Added to the logits of these token ids."""
-    bad_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=limits.MAX_BAD_TOKEN_IDS)
+    bad_token_ids: TokenIds = Field(default=(), max_length=limits.MAX_BAD_TOKEN_IDS)
     """Never sampled."""
     seed: int | None = Field(default=None, ge=0, le=limits.MAX_SEED, strict=True)
     """Draws depend on (seed, choice, index of the output token) only. Submit fills it in."""
     n: int = Field(default=1, ge=1, le=limits.MAX_CHOICES, strict=True)
     """Choices: independent texts of one prompt, which is computed once."""
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _biases_are_few(cls, value: Any) -> Any:
+        # Before each wrong one of them becomes an error of its own.
+        if isinstance(value, dict) and len(value) > limits.MAX_LOGIT_BIASES:
+            raise ValueError(f"has {len(value)} entries; at most {limits.MAX_LOGIT_BIASES}")
+        return value
 
 
 _OF_GENERATIONS_ONLY: Final = (
@@ -99,7 +114,7 @@ _OF_GENERATIONS_ONLY: Final = (
 )
 
 
-class GenerationJob(WireModel):
+class GenerationJob(RequestModel):
     """One request, as it lies in the queue: for text, unless *kind* says otherwise.
 
     Jobs of other kinds compute the prompt only; they have max_tokens 1 and nothing of what
@@ -112,8 +127,8 @@ class GenerationJob(WireModel):
     kind: JobKind = JobKind.GENERATE
     adapter: Name | None = None
     """The alias of one of the worker's LoRA adapters; None is the model itself."""
-    prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS)
-    continuations: tuple[Continuation, ...] = Field(default=(), max_length=limits.MAX_CONTINUATIONS)
+    prompt_token_ids: TokenIds = Field(min_length=1, max_length=limits.MAX_PROMPT_TOKENS)
+    continuations: Continuations = Field(default=(), max_length=limits.MAX_CONTINUATIONS)
     """For kind "score": the texts whose likelihood after the prompt is asked for."""
     pooling: Pooling = Pooling.LAST
     """For kind "embedding"."""
@@ -123,10 +138,10 @@ class GenerationJob(WireModel):
     max_tokens: int = Field(ge=1, le=limits.MAX_NEW_TOKENS, strict=True)
     min_tokens: int = Field(default=0, ge=0, le=limits.MAX_NEW_TOKENS, strict=True)
     """No end-of-sequence token, stop token or stop string ends the text before this many."""
-    stop: tuple[StopString, ...] = Field(default=(), max_length=limits.MAX_STOP_STRINGS)
+    stop: StopStrings = Field(default=(), max_length=limits.MAX_STOP_STRINGS)
     include_stop_str: bool = False
     """The stop string that ends the text stays in it."""
-    stop_token_ids: tuple[TokenId, ...] = Field(default=(), max_length=limits.MAX_STOP_TOKEN_IDS)
+    stop_token_ids: TokenIds = Field(default=(), max_length=limits.MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=limits.MAX_TOP_LOGPROBS, strict=True)
     """Tell each output token's logprob, and those of this many likeliest tokens.
@@ -145,7 +160,7 @@ class GenerationJob(WireModel):
     stream: StreamMode = StreamMode.DELTAS
     split_channels: bool = True
     """Tell reasoning and tool calls apart from content, where the model marks them."""
-    tools: tuple[dict[str, Any], ...] = ()
+    tools: Annotated[tuple[dict[str, Any], ...], FailFast()] = ()
     """What the prompt offers, as in chat requests: some models' arguments get their types here."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Opaque to us, echoed in the first and the last event."""
@@ -168,10 +183,7 @@ class GenerationJob(WireModel):
         most = (
             limits.MAX_METADATA_BYTES if info.field_name == "metadata" else limits.MAX_TOOLS_BYTES
         )
-        try:
-            size = len(orjson.dumps(value))
-        except orjson.JSONEncodeError as error:
-            raise ValueError(f"must be JSON: {error}") from error
+        size = json_size(value)
         if size > most:
             raise ValueError(f"is {size} bytes as JSON; at most {most}")
         return value

@@ -43,6 +43,10 @@ MAX_TOOLS_BYTES = 256 * 1024
 MAX_PAYLOAD_BYTES = 32 * 1024 * 1024
 """A job's payload after decompression; a larger one is refused before it is inflated."""
 
+MAX_JSON_CONTAINERS = 400_000
+"""Brackets and braces that open in a payload: each takes a worker fifty times its byte to read.
+No job that keeps to the other limits has half as many."""
+
 MAX_COMPRESSED_PAYLOAD_BYTES = 16 * 1024 * 1024
 """A job's payload as it lies in Redis."""
 

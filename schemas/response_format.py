@@ -2,14 +2,13 @@
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-import orjson
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import FailFast, Field, StringConstraints, field_validator
 
 from . import limits
-from .base import WireModel
+from .base import RequestModel, json_size
 
 
-class JsonSchemaFormat(WireModel):
+class JsonSchemaFormat(RequestModel):
     """A JSON value that the schema allows."""
 
     type: Literal["json_schema"] = "json_schema"
@@ -19,34 +18,31 @@ class JsonSchemaFormat(WireModel):
     @field_validator("json_schema")
     @classmethod
     def _schema_is_small_json(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            size = len(orjson.dumps(value))
-        except orjson.JSONEncodeError as error:
-            raise ValueError(f"must be JSON: {error}") from error
+        size = json_size(value)
         if size > limits.MAX_JSON_SCHEMA_BYTES:
             raise ValueError(f"is {size} bytes as JSON; at most {limits.MAX_JSON_SCHEMA_BYTES}")
         return value
 
 
-class JsonObjectFormat(WireModel):
+class JsonObjectFormat(RequestModel):
     """Any JSON object."""
 
     type: Literal["json_object"] = "json_object"
 
 
-class RegexFormat(WireModel):
+class RegexFormat(RequestModel):
     """A text that the expression matches as a whole. Syntax: Rust's regex, without look-around."""
 
     type: Literal["regex"] = "regex"
     regex: str = Field(min_length=1, max_length=limits.MAX_REGEX_CHARS)
 
 
-class ChoiceFormat(WireModel):
+class ChoiceFormat(RequestModel):
     """One of these texts."""
 
     type: Literal["choice"] = "choice"
-    choices: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = Field(
-        min_length=1, max_length=limits.MAX_FORMAT_CHOICES
+    choices: Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], FailFast()] = (
+        Field(min_length=1, max_length=limits.MAX_FORMAT_CHOICES)
     )
 
     @field_validator("choices")

@@ -2,7 +2,17 @@ from typing import Any
 
 import orjson
 import pytest
-from headwater.schemas import GenerationJob, SamplingParams, SchemaError, limits
+from headwater.schemas import (
+    Finished,
+    GenerationJob,
+    SamplingParams,
+    SchemaError,
+    Timings,
+    Usage,
+    decode_entry,
+    encode_fields,
+    limits,
+)
 from pydantic import ValidationError
 
 VALUES: dict[str, Any] = {
@@ -205,3 +215,56 @@ def test_the_defaults_are_greedy() -> None:
         "bad_token_ids": [],
         "n": 1,
     }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {f"k{number}": 1 for number in range(20_000)},
+        {"x" * 100_000: 1},
+        {"prompt_token_ids": ["a"] * 20_000},
+        {"kind": "score", "continuations": [["a"]] * 20_000},
+        {"sampling": {"logit_bias": {f"k{number}": 1 for number in range(20_000)}}},
+        {"response_format": {"type": "choice", "choices": [1] * 20_000}},
+        {"stop": [1] * 20_000},
+        {"metadata": {"a": "x" * 100_000}},
+        {"max_tokens": orjson.loads("[" * 1000 + "]" * 1000)},
+    ],
+    ids=["fields", "name", "tokens", "continuations", "biases", "choices", "stops", "text", "deep"],
+)
+def test_whatever_is_wrong_is_told_in_a_short_line(fields: dict[str, Any]) -> None:
+    """What somebody sends who may be anybody is neither repeated whole nor counted to its end."""
+    with pytest.raises(SchemaError) as caught:
+        parse(**fields)
+
+    assert len(str(caught.value)) < 500
+    cause = caught.value.__cause__
+    assert isinstance(cause, ValidationError)
+    assert cause.error_count() < 20
+
+
+def test_what_passes_as_metadata_can_be_written_wherever_it_goes() -> None:
+    """JSON writers have a finite depth; an event holds the metadata deeper than the job does."""
+    passed = [job for depth in range(300) if (job := _with_metadata_of(depth)) is not None]
+    assert 100 < len(passed) < 300
+    job = passed[-1]
+    event = Finished(
+        choices=(),
+        usage=Usage(prompt_tokens=1, completion_tokens=1),
+        timings=Timings(total_ms=1.0),
+        metadata=job.metadata,
+    )
+    orjson.dumps(["function", None, [job.model_dump(mode="json")], {}])
+
+    fields = {name.encode(): value for name, value in encode_fields(event).items()}
+    assert decode_entry(b"1-1", fields).event == event
+
+
+def _with_metadata_of(depth: int) -> GenerationJob | None:
+    metadata: dict[str, Any] = {}
+    for _ in range(depth):
+        metadata = {"a": metadata}
+    try:
+        return parse(metadata=metadata)
+    except SchemaError:
+        return None

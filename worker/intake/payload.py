@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 from headwater.schemas import GenerationJob, SchemaError, keys, limits
+from headwater.schemas.base import shown
 
 FIELDS = ("data", "status", "enqueued_at")
 """Of the hash: what a claim looks at."""
@@ -28,7 +29,13 @@ def read_job(job_id: str, data: bytes | None, enqueued_at: bytes | None) -> Queu
         raise SchemaError("the job has no payload")
     if len(data) > limits.MAX_COMPRESSED_PAYLOAD_BYTES:
         raise SchemaError(f"the payload has {len(data)} bytes: too many")
-    job = GenerationJob.parse(_argument(_inflate(data)))
+    try:
+        job = GenerationJob.parse(_argument(_inflate(data)))
+    except SchemaError:
+        raise
+    except Exception as error:
+        # Whatever it is, it came of these bytes, and the next worker would die of them, too.
+        raise SchemaError(f"the payload can't be read ({type(error).__name__})") from error
     if job.job_id != job_id:
         raise SchemaError(f"the payload is job {job.job_id!r}'s")
     return QueuedJob(job, _milliseconds(enqueued_at))
@@ -49,6 +56,8 @@ def _inflate(data: bytes) -> bytes:
 
 def _argument(raw: bytes) -> Any:
     """Return the one argument of the call that RQ's payload describes."""
+    if raw.count(b"[") + raw.count(b"{") > limits.MAX_JSON_CONTAINERS:
+        raise SchemaError(f"the payload has more than {limits.MAX_JSON_CONTAINERS} parts")
     try:
         call = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -57,7 +66,7 @@ def _argument(raw: bytes) -> Any:
         raise SchemaError("the payload is not [function, instance, arguments, keywords]")
     function, instance, arguments, keywords = call
     if function != keys.JOB_FUNCTION:
-        raise SchemaError(f"the function is {str(function)[:60]!r}, not {keys.JOB_FUNCTION!r}")
+        raise SchemaError(f"the function is {shown(function)}, not {keys.JOB_FUNCTION!r}")
     if instance is not None or keywords or not isinstance(arguments, list) or len(arguments) != 1:
         raise SchemaError("the call must have one argument, a GenerationJob, and nothing else")
     return arguments[0]
