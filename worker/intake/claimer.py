@@ -186,6 +186,7 @@ class Claimer:
             return
         pipeline.unwatch()
         pipeline.lrem(job_keys(job_id, queue_name).intermediate, 1, job_id)
+        pipeline.execute()
         log.info("skipped", job_id=job_id, status=status)
 
     @staticmethod

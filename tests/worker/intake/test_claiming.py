@@ -1,5 +1,6 @@
 """Which job is claimed next, and when none is."""
 
+import pytest
 from headwater.schemas import (
     keys,
 )
@@ -66,3 +67,20 @@ def test_an_empty_queue_leaves_the_active_ones_and_comes_back(
     again = submit()
 
     assert worker.claim().job_id == again
+
+
+@pytest.mark.parametrize("status", [None, "canceled", "started"])
+def test_an_id_whose_job_is_not_queued_is_dropped_at_once(
+    redis: Redis, station: Stations, submit: Submit, status: str | None
+) -> None:
+    """A cancelled job, one that is gone, or one that was listed twice lies nowhere any more."""
+    job_id = submit()
+    if status is None:
+        redis.delete(f"rq:job:{job_id}")
+    else:
+        redis.hset(f"rq:job:{job_id}", "status", status)
+
+    assert station().claim_next()
+
+    assert redis.llen(f"rq:queue:{QUEUE}") == 0
+    assert redis.llen(f"rq:queue:{QUEUE}:intermediate") == 0
