@@ -43,12 +43,22 @@ class Status(NamedTuple):
 
 def read_status(redis: Redis) -> Status:
     """Return the present state; ages are by the server's clock. Changes nothing."""
-    seconds, microseconds = redis.time()
-    now_s = seconds + microseconds / 1e6
+    now_s = _now_s(redis)
     names = sorted(_queue_names(redis))
     queues = [_read_queue(redis, name, now_s) for name in names]
-    workers = sorted(_read_workers(redis, now_s), key=lambda worker: worker.status.worker_id)
-    return Status(queues, workers, now_s)
+    return Status(queues, read_workers(redis), now_s)
+
+
+def read_workers(redis: Redis) -> list[LiveWorker]:
+    """Return the workers that are alive, by id."""
+    found = _read_workers(redis, _now_s(redis))
+    return sorted(found, key=lambda worker: worker.status.worker_id)
+
+
+def _now_s(redis: Redis) -> float:
+    """Return the server's time, Unix seconds."""
+    seconds, microseconds = redis.time()
+    return seconds + microseconds / 1e6
 
 
 def _queue_names(redis: Redis) -> set[str]:

@@ -2,6 +2,14 @@
 
 from . import keys, limits, scripts
 from .base import WireModel
+from .cache_report import (
+    CacheClear,
+    CacheReport,
+    ClearOutcome,
+    DiskCache,
+    MemoryCache,
+    TopPrefix,
+)
 from .errors import HeadwaterError, SchemaError
 from .events import (
     END_TYPES,
@@ -52,13 +60,17 @@ __all__ = [
     "END_TYPES",
     "FENCE_TYPES",
     "SCHEMA_VERSION",
+    "CacheClear",
+    "CacheReport",
     "CachedTokens",
     "Cancelled",
     "Channel",
     "ChoiceEnd",
     "ChoiceFormat",
+    "ClearOutcome",
     "Delta",
     "DeltaPart",
+    "DiskCache",
     "Embedding",
     "End",
     "EntryId",
@@ -73,6 +85,7 @@ __all__ = [
     "JobKind",
     "JsonObjectFormat",
     "JsonSchemaFormat",
+    "MemoryCache",
     "ModelCard",
     "OrjsonSerializer",
     "Pooling",
@@ -94,6 +107,7 @@ __all__ = [
     "TokenLogprob",
     "TokenizerFiles",
     "ToolCall",
+    "TopPrefix",
     "Usage",
     "WireModel",
     "WorkerStatus",

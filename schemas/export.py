@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from .cache_report import CacheClear, CacheReport
 from .events import Event
 from .job import GenerationJob
 from .model_card import ModelCard
@@ -15,6 +16,8 @@ _EXPORTED = {
     "event": Event,
     "model_card": ModelCard,
     "worker_status": WorkerStatus,
+    "cache_report": CacheReport,
+    "cache_clear": CacheClear,
 }
 
 

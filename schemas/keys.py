@@ -26,10 +26,15 @@ def active_queues_key(model: str) -> str:
     return f"headwater:queues:{model}"
 
 
+CACHE_BELL = b"cache"
+"""What the bell says when it is about the caches, which an ordinary look does not look at."""
+
+
 def bell_channel(model: str) -> str:
     """Return the pub/sub channel that rings when there is something to look at for *model*.
 
-    A message says nothing but that; whoever misses it finds out a little later by looking.
+    Most messages are empty: they say nothing but that. Whoever misses one finds out a little
+    later by looking.
     """
     return f"headwater:bell:{model}"
 
@@ -52,6 +57,16 @@ def cancel_key(job_id: str) -> str:
 def worker_key(worker_id: str) -> str:
     """Return the worker's lease: it exists as long as the worker is alive."""
     return f"headwater:worker:{worker_id}"
+
+
+def cache_report_key(worker_id: str) -> str:
+    """Return what the worker says of its caches (CacheReport); it lapses with the lease."""
+    return f"headwater:cache:{worker_id}"
+
+
+def cache_clear_key(worker_id: str) -> str:
+    """Return the durable wish (CacheClear) that the worker empties its caches."""
+    return f"headwater:cache-clear:{worker_id}"
 
 
 def model_card_key(model: str) -> str:

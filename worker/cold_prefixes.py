@@ -93,6 +93,11 @@ class ColdPrefixes:
         self._num_steps = 0
 
     @property
+    def tier(self) -> DiskTier:
+        """Where they are; its figures may be read."""
+        return self._tier
+
+    @property
     def num_waiting(self) -> int:
         """Sequences that wait for a load."""
         return sum(len(load.waiting) for load in self._loads.values())
@@ -139,10 +144,10 @@ class ColdPrefixes:
         """Wait until a load is there, where there is one: for callers without an inbox."""
         wait([load.future for load in self._loads.values()], return_when="FIRST_COMPLETED")
 
-    def clear(self) -> None:
-        """Drop everything on disk."""
+    def clear(self) -> "Future[None]":
+        """Drop everything of the model on disk; the result is there when it is gone."""
         self._copies.clear()
-        self._tier.clear()
+        return self._tier.clear()
 
     def close(self) -> None:
         """Write what was handed over, and end the tier's threads; from any thread."""

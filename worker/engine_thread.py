@@ -7,6 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from headwater.schemas import CacheClear
+
 from .loop import EventSink, GenerationLoop
 from .messages import Admit, Cancel, Drop, Message
 
@@ -98,6 +100,7 @@ class EngineThread:
         self._loop.set_result(loop)
         try:
             while self._take_messages(loop):
+                loop.cache_control.refresh()
                 if not loop.is_idle and self._sink.wait_for_room(_ROOM_WAIT_S):
                     loop.step()
         except BaseException as error:
@@ -126,3 +129,5 @@ class EngineThread:
             self._sink.forget(message.job_id)
         elif isinstance(message, HandBack):
             loop.hand_back(message.reason)
+        elif isinstance(message, CacheClear):
+            loop.cache_control.clear(message)

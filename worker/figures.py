@@ -24,6 +24,8 @@ class Figures:
         self.num_waiting = 0
         self.num_prompt_tokens = 0
         self.num_computed_prompt_tokens = 0
+        self.cached = CachedTokens()
+        """Prompt tokens that were not computed, by where they were."""
         self.num_generated_tokens = 0
         self.last_read_s = 0.0
         """When the last step's tokens came back, on the loop's clock."""
@@ -81,8 +83,10 @@ class Figures:
         self.num_computed_prompt_tokens += computed
         self._metrics.computed.inc(computed)
         self._metrics.reused.inc(run.num_cached_tokens)
-        for source, num_tokens in run.cached.model_dump().items():
+        sources, sums = run.cached.model_dump(), self.cached.model_dump()
+        for source, num_tokens in sources.items():
             self._metrics.cached.labels(source).inc(num_tokens)
+        self.cached = CachedTokens(**{name: sums[name] + sources[name] for name in sums})
         self._metrics.ttft.observe(now - run.started_s)
 
 

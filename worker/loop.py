@@ -17,6 +17,7 @@ from headwater.schemas import (
 )
 
 from .admission import ModelLimits, check
+from .cache_control import CacheControl
 from .cold_prefixes import ColdPrefixes
 from .engine.engine import Engine, FailedRow, PendingStep
 from .engine.runner import DeviceSegment
@@ -96,6 +97,8 @@ class GenerationLoop:
         self._checkpoint_s = checkpoint_s
         self.cold = cold
         """What the disk holds, where there is a disk tier."""
+        self.cache_control = CacheControl(scheduler, cold, engine, self.figures, clock)
+        """For whoever wants to see what the caches hold, or to empty them."""
         self._clock = clock
         self._runs: dict[str, JobRun] = {}
         self._timed_runs: dict[str, JobRun] = {}

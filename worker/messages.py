@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headwater.schemas import DeltaPart, GenerationJob
+from headwater.schemas import CacheClear, DeltaPart, GenerationJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +76,4 @@ class Drop:
     job_id: str
 
 
-Message: TypeAlias = Admit | Cancel | Drop
+Message: TypeAlias = Admit | Cancel | Drop | CacheClear

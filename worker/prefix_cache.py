@@ -14,7 +14,7 @@ Pure Python, no clock: "recently used" is a counter.
 import heapq
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from .segment import CacheKind, Segment
 
@@ -36,6 +36,8 @@ class Node(Generic[S]):
     last_used: int = 0
     is_candidate: bool = False
     """Whether the eviction heap knows it."""
+    num_hits: int = 0
+    """Times that somebody went on exactly at its end."""
 
     @property
     def start(self) -> int:
@@ -59,6 +61,14 @@ class Match(NamedTuple, Generic[S]):
     num_tokens: int
     node: Node[S] | None
     """None when nothing matched."""
+
+
+class SavingPrefix(NamedTuple):
+    """A prefix that is held and was hit."""
+
+    root_key: Hashable
+    node: "Node[Any]"
+    num_saved_tokens: int
 
 
 @dataclass(slots=True)
@@ -121,6 +131,7 @@ class PrefixCache(Generic[S]):
             return None
         node = self._node_ending_at(match.node, match.num_tokens)
         self.pin_node(node)
+        node.num_hits += 1
         self.statistics.num_hits += 1
         self.statistics.num_reused_tokens += match.num_tokens
         return node
@@ -190,6 +201,16 @@ class PrefixCache(Generic[S]):
                 freed += self._remove(node)
                 self.statistics.num_evicted_nodes += 1
         return freed
+
+    def most_saving(self, count: int) -> list[SavingPrefix]:
+        """Return the prefixes held whose hits saved most tokens, at most *count*, most first."""
+        found = (
+            SavingPrefix(root_key, node, node.num_hits * node.end)
+            for root_key, root in self._roots.items()
+            for node in _subtree(root)
+            if node.num_hits
+        )
+        return heapq.nlargest(count, found, key=lambda each: each.num_saved_tokens)
 
     def discard(self, root_key: Hashable, token_ids: Sequence[int], start: int) -> None:
         """Drop what is held beyond the first *start* of *token_ids*, and what continues it.
@@ -310,6 +331,12 @@ class PrefixCache(Generic[S]):
         """Yield every node but the roots."""
         for root in self._roots.values():
             yield from (node for node in _subtree(root) if node is not root)
+
+
+def tokens_to(node: Node[Any]) -> tuple[int, ...]:
+    """Return the tokens from the first one to the end of *node*."""
+    edges = [above.tokens for above in _path_up(node)]
+    return tuple(token for edge in reversed(edges) for token in edge)
 
 
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:

@@ -133,7 +133,7 @@ class Worker:
     def _open(self) -> None:
         # First: once the station is open it takes jobs, and a failed start would strike them.
         self._announcement.publish()
-        self._station.open(self._status)
+        self._station.open(self._status, lambda: self._engine.loop.result().cache_control.report)
         self._announced_s = time.monotonic()
         self._is_open = True
         log.info("ready", worker_id=self.worker_id, alias=self._settings.alias)

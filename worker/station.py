@@ -3,10 +3,11 @@
 import time
 from collections.abc import Callable
 
-from headwater.schemas import Priority, WorkerStatus, keys
+from headwater.schemas import CacheReport, Priority, WorkerStatus, keys
 
 from .booking.rq_jobs import RQBook
 from .engine.sampler import SAMPLER_VERSION
+from .intake.cache_wire import CacheWire
 from .intake.heartbeat import Heartbeat
 from .intake.intake import Intake
 from .intake.listener import Listener
@@ -69,8 +70,10 @@ class Station:
             on_death=on_death,
         )
 
-    def open(self, status: Callable[[], WorkerStatus]) -> None:
-        """Register, take the lease, and begin to claim.
+    def open(
+        self, status: Callable[[], WorkerStatus], cache_report: Callable[[], CacheReport]
+    ) -> None:
+        """Register, take the lease, and begin to claim; every heartbeat tells both.
 
         Raises RedisError before anything has begun; it may be repeated then.
         """
@@ -81,7 +84,7 @@ class Station:
             connect(self._settings.redis), self._worker_id, queue_names, self._settings.lease_s
         )
         self._registration.register()
-        self._heartbeat = self._new_heartbeat(status)
+        self._heartbeat = self._new_heartbeat(status, cache_report)
         self._intake = Intake(
             connect(self._settings.redis),
             self._book(),
@@ -140,10 +143,13 @@ class Station:
             claims=self.publisher.open_claims,
             post=self._post,
             ring=self._intake.ring,
+            hurry=self._heartbeat.hurry,
             on_death=self._on_death,
         )
 
-    def _new_heartbeat(self, status: Callable[[], WorkerStatus]) -> Heartbeat:
+    def _new_heartbeat(
+        self, status: Callable[[], WorkerStatus], cache_report: Callable[[], CacheReport]
+    ) -> Heartbeat:
         return Heartbeat(
             connect(self._settings.redis),
             self._book(),
@@ -151,6 +157,7 @@ class Station:
             self._intake_settings,
             claims=self.publisher.open_claims,
             status=status,
+            caches=CacheWire(self._worker_id, report=cache_report, post=self._post),
             drop=self.publisher.abandon,
             on_death=self._on_death,
         )

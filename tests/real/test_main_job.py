@@ -3,10 +3,13 @@
 import random
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import orjson
 import pytest
+from headwater.producer.cli import main
 from headwater.producer.client import Producer, SubmitSettings, new_job
+from headwater.producer.embedded import EmbeddedServer
 from headwater.producer.result import collect
 from headwater.producer.status import read_status
 from headwater.schemas import (
@@ -242,3 +245,35 @@ def test_the_worker_is_in_the_status(producer: Producer, worker: WorkerProcess) 
 
     assert live.status.pid == worker.process.pid
     assert live.status.alias == "demo"
+
+
+def test_the_workers_caches_are_shown_and_cleared_from_the_command_line(
+    producer: Producer,
+    worker: WorkerProcess,
+    server: EmbeddedServer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(*arguments: str) -> dict[str, Any]:
+        with pytest.raises(SystemExit) as leaving:
+            main(["cache", *arguments, "--redis", server.url, "--json"])
+        assert not leaving.value.code
+        (shown,) = orjson.loads(capsys.readouterr().out)["workers"]
+        assert shown["worker_id"].split("-")[-2] == str(worker.process.pid)
+        return shown
+
+    def num_cached() -> int:
+        job = new_job("demo", range(100, 180), max_tokens=1)
+        end = _end(_entries_of(producer, job)).event
+        assert isinstance(end, Finished)
+        return end.usage.cached_tokens
+
+    before = [num_cached(), num_cached()]
+    cleared = run("clear")
+    report = run()["report"]
+
+    assert before == [0, 79]
+    assert cleared["state"] == "cleared"
+    assert cleared["memory_freed_nbytes"] > 0
+    assert report["memory"]["nbytes"] == 0
+    assert report["memory"]["num_hits"] > 0
+    assert num_cached() == 0

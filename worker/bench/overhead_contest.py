@@ -125,7 +125,9 @@ class _Worker:
         # Before the clock runs: the thread that calls must be the one that loaded the model.
         self.loop = build(publisher)
         self._engine = EngineThread(lambda: self.loop, publisher, on_death=self._on_death)
-        self._station.open(lambda: WorkerStatus(worker_id=_WORKER_ID))
+        self._station.open(
+            lambda: WorkerStatus(worker_id=_WORKER_ID), lambda: self.loop.cache_control.report
+        )
 
     def run_until_closed(self) -> float:
         """Run the jobs; return when the last one's end was in Redis, by time.perf_counter."""

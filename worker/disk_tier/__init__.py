@@ -9,7 +9,16 @@ read from names or sidecars, and no namespace finds another's. An entry holds to
 """
 
 from .folder import DiskFolder, Entry
+from .inventory import clear_directory, take_inventory
 from .prefix_keys import PrefixKeys
 from .tier import DiskTier, Loaded
 
-__all__ = ["DiskFolder", "DiskTier", "Entry", "Loaded", "PrefixKeys"]
+__all__ = [
+    "DiskFolder",
+    "DiskTier",
+    "Entry",
+    "Loaded",
+    "PrefixKeys",
+    "clear_directory",
+    "take_inventory",
+]

@@ -4,8 +4,6 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,12 +12,10 @@ import safetensors.numpy
 from safetensors import SafetensorError
 
 from ..host_segment import HostSegment
+from .file_groups import file_groups
 from .sidecar import BadEntry, Sidecar, checksum
 
 _NAME: Final = re.compile(r"([0-9a-f]{40})-(\d{1,9})-(\d{1,9})\.json")
-_MODEL: Final = re.compile("[0-9a-f]{32}")
-_OURS: Final = re.compile(r"([0-9a-f]{40}-\d{1,9}-\d{1,9})\..*(?:json|safetensors|tmp)")
-"""Whatever else lies in the directory, models say, is somebody else's and stays."""
 _LEFTOVER_S: Final = 3600.0
 """Files without a sidecar that are older belong to nobody: their writer died."""
 _TARGET: Final = 0.9
@@ -121,7 +117,7 @@ class DiskFolder:
 
         Returns the bytes that are left.
         """
-        files = sorted(_groups(self._root), key=lambda group: group.used_ns)
+        files = sorted(file_groups(self._root), key=lambda group: group.used_ns)
         left = sum(group.nbytes for group in files)
         target = max_bytes * _TARGET if left > max_bytes else left
         now_ns = time.time_ns()
@@ -141,40 +137,6 @@ class DiskFolder:
         if not re.fullmatch("[0-9a-f]{32}", digest):
             raise BadEntry("its checksum is no checksum")
         return self.path / f"{entry.stem}.{digest}.safetensors"
-
-
-class _Group(NamedTuple):
-    """The files of one entry, or what a dead writer left of one."""
-
-    paths: list[Path]
-    """The sidecar first, where there is one."""
-    has_sidecar: bool
-    used_ns: int
-    nbytes: int
-
-    def remove(self) -> None:
-        for path in self.paths:
-            path.unlink(missing_ok=True)
-
-
-def _groups(root: Path) -> Iterator[_Group]:
-    """Yield everything of ours below *root*; files that go in the meantime are left out."""
-    found: dict[tuple[str, str], list[tuple[Path, os.stat_result]]] = {}
-    for path in root.glob("*/*"):
-        ours = _OURS.fullmatch(path.name)
-        if ours is None or not _MODEL.fullmatch(path.parent.name):
-            continue
-        with suppress(FileNotFoundError):
-            found.setdefault((path.parent.name, ours[1]), []).append((path, path.stat()))
-    for members in found.values():
-        members.sort(key=lambda member: member[0].suffix != ".json")
-        first, status = members[0]
-        yield _Group(
-            [path for path, _ in members],
-            first.suffix == ".json",
-            status.st_mtime_ns,
-            sum(each.st_size for _, each in members),
-        )
 
 
 def _write_whole(path: Path, content: bytes) -> None:

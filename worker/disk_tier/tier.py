@@ -37,6 +37,8 @@ class DiskTier:
     def __init__(self, folder: DiskFolder, fingerprint: str, max_bytes: int) -> None:
         """*max_bytes* is the budget of the whole directory."""
         self._folder = folder
+        self.fingerprint = fingerprint
+        """What entries are named by, beside their tokens."""
         self._max_bytes = max_bytes
         self._index = DiskIndex(fingerprint)
         self._reader = ThreadPoolExecutor(1, "disk-reader")
@@ -53,6 +55,11 @@ class DiskTier:
     def is_off(self) -> bool:
         """Whether the disk failed."""
         return self._is_off
+
+    @property
+    def max_bytes(self) -> int:
+        """Budget of the directory."""
+        return self._max_bytes
 
     @property
     def nbytes(self) -> int:
@@ -103,10 +110,10 @@ class DiskTier:
         self._index.remove(entry)
         self._guarded(lambda: self._folder.remove(entry))
 
-    def clear(self) -> None:
+    def clear(self) -> "Future[None]":
         """Remove every entry of the model, those that wait to be written included."""
         self._index.clear()
-        self._writer.submit(self._guarded, self._folder.clear)
+        return self._writer.submit(self._guarded, self._clear)
 
     def flush(self) -> None:
         """Wait until everything stored so far has been written."""
@@ -153,6 +160,10 @@ class DiskTier:
         self._num_writes += 1
         if self._nbytes > self._max_bytes or self._num_writes % _WRITES_BETWEEN_COUNTS == 0:
             self._count()
+
+    def _clear(self) -> None:
+        self._folder.clear()
+        self._count()
 
     def _count(self) -> None:
         """Count all bytes, and remove what is over the budget."""

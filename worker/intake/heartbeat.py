@@ -1,5 +1,6 @@
 """Heartbeat: the worker's lease, and those of its jobs, from a thread that only does this."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from ..booking.rq_jobs import RQBook, RunningJob
 from ..messages import Claim
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
+from .cache_wire import CacheWire
 from .registration import Registration
 from .settings import IntakeSettings
 
@@ -35,6 +37,7 @@ class Heartbeat:
         *,
         claims: Callable[[], Iterable[Claim]],
         status: Callable[[], WorkerStatus],
+        caches: CacheWire,
         drop: Callable[[str], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
@@ -44,7 +47,9 @@ class Heartbeat:
         self._settings = settings
         self._claims = claims
         self._status = status
+        self._caches = caches
         self._drop = drop
+        self._wake = threading.Event()
         self._thread = WatchedThread("heartbeat", self._run, on_death)
         self.last_beat_s = time.monotonic()
         """When Redis last confirmed the lease."""
@@ -54,10 +59,16 @@ class Heartbeat:
         self.beat()
         self._thread.start()
 
+    def hurry(self) -> None:
+        """Beat soon: somebody wants something of the caches."""
+        self._wake.set()
+
     def stop(self) -> None:
         """End the thread and give the lease back; raises RedisError."""
+        self._thread.stopping.set()
+        self._wake.set()
         self._thread.stop()
-        self._redis.delete(keys.worker_key(self._settings.worker_id))
+        self._redis.delete(keys.worker_key(self._settings.worker_id), *self._caches.names)
 
     def beat(self) -> None:
         """Renew the lease and what hangs on it; raises RedisError."""
@@ -70,14 +81,17 @@ class Heartbeat:
         status = self._status().model_copy(update={"at_ms": at_ms}).encode()
         with self._redis.pipeline(transaction=False) as pipeline:
             key = keys.worker_key(self._settings.worker_id)
-            pipeline.set(key, status, px=int(self._settings.lease_s * 1000))
+            lease_ms = int(self._settings.lease_s * 1000)
+            pipeline.set(key, status, px=lease_ms)
             self._registration.touch(pipeline, is_busy=bool(claims))
+            self._caches.speak(pipeline, lease_ms)
             offset = len(pipeline)
             for claim in claims:
                 self._touch(pipeline, claim, now_s)
             replies: list[Any] = pipeline.execute()
         self.last_beat_s = sent_s
         self._registration.restore(replies[1])
+        self._caches.hear(replies[offset - 1])
         # A job may have ended on the way; its execution is gone rightly then.
         still_open = {claim.job_id for claim in self._claims()} if claims else set()
         per_claim = (len(replies) - offset) // len(claims) if claims else 0
@@ -96,8 +110,11 @@ class Heartbeat:
         pipeline.pexpire(keys.attempt_key(claim.job_id), 2 * ttl_ms, gt=True)
 
     def _run(self) -> None:
-        while not self._thread.stopping.wait(self._settings.heartbeat_s):
-            self._beat_or_lose()
+        while not self._thread.stopping.is_set():
+            self._wake.wait(self._caches.next_beat_s(self._settings.heartbeat_s))
+            self._wake.clear()
+            if not self._thread.stopping.is_set():
+                self._beat_or_lose()
 
     def _beat_or_lose(self) -> None:
         try:

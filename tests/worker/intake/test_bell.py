@@ -37,6 +37,7 @@ def _working(one: Station, *, hears_bell: bool) -> Iterator[None]:
         claims=one.publisher.open_claims,
         post=one.inbox.put,
         ring=intake.ring,
+        hurry=one.heartbeat.hurry,
         on_death=one.deaths.append,
     )
     if hears_bell:

@@ -23,6 +23,7 @@ def worker(redis_url: str, station: Stations) -> Iterator[Station]:
         claims=one.publisher.open_claims,
         post=one.inbox.put,
         ring=one.intake.ring,
+        hurry=one.heartbeat.hurry,
         on_death=one.deaths.append,
     )
     listener.start()
