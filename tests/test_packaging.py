@@ -50,10 +50,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
     (source / "README.md").touch()
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    pip = [sys.executable, "-m", "pip", "install", "--verbose", "--no-deps", "--no-index"]
     command = [*pip, "--no-build-isolation", "--target", str(target), str(source)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+    # Who installs from source would read setuptools' pages of advice.
+    assert "BuildBackendWarning" not in result.stdout + result.stderr
     return target
 
 
