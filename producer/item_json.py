@@ -17,6 +17,8 @@ def item_json(item: TailItem) -> dict[str, Any]:
         if item.logprobs is not None:
             shown = [each.model_dump(mode="json", exclude_none=True) for each in item.logprobs]
             part["logprobs"] = shown
+        if item.prompt is not None:
+            part["prompt"] = item.prompt.model_dump(mode="json", exclude_none=True)
         return {"type": "delta", "parts": [part]}
     event = item.event if isinstance(item, Ended) else item.fence
     return event.model_dump(mode="json", exclude_none=True)

@@ -39,6 +39,8 @@ class GenerationResult(NamedTuple):
     end: End
     choices: dict[int, ChoiceResult]
     """By number; empty for a job that ended before its first token."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+    """One for each prompt token but the first, if the job asks for them."""
 
 
 class ResultCollector:
@@ -48,6 +50,7 @@ class ResultCollector:
         self._token_ids: defaultdict[int, list[int]] = defaultdict(list)
         self._texts: defaultdict[int, _ChoiceText] = defaultdict(_ChoiceText)
         self._logprobs: defaultdict[int, list[PositionLogprobs]] = defaultdict(list)
+        self._prompt: list[PositionLogprobs] = []
         self._end: End | None = None
 
     def feed(self, item: TailItem) -> None:
@@ -56,9 +59,11 @@ class ResultCollector:
             self._token_ids.clear()
             self._texts.clear()
             self._logprobs.clear()
+            self._prompt.clear()
         elif isinstance(item, Output):
             self._token_ids[item.choice].extend(item.token_ids)
             self._logprobs[item.choice].extend(item.logprobs or ())
+            self._prompt.extend(item.prompt.logprobs if item.prompt else ())
             for span in item.text:
                 self._texts[item.choice].add(span)
         elif isinstance(item, Ended):
@@ -74,7 +79,7 @@ class ResultCollector:
             choice: self._choice(choice, ends.get(choice))
             for choice in sorted(self._token_ids.keys() | ends.keys())
         }
-        return GenerationResult(self._end, choices)
+        return GenerationResult(self._end, choices, tuple(self._prompt) or None)
 
     def _choice(self, choice: int, end: ChoiceEnd | None) -> ChoiceResult:
         token_ids = tuple(self._token_ids[choice])

@@ -13,6 +13,7 @@ from headwater.schemas import (
     EntryId,
     Fence,
     PositionLogprobs,
+    PromptPart,
     Released,
     Restarted,
     StreamEntry,
@@ -48,6 +49,8 @@ class Output(NamedTuple):
     text: tuple[TextSpan, ...]
     logprobs: tuple[PositionLogprobs, ...] | None = None
     """One for each of *token_ids*, if the job asks for them."""
+    prompt: PromptPart | None = None
+    """Logprobs of prompt tokens, in choice 0 of a job that asks for them."""
     is_last: bool = True
     """Whether it is its entry's last: who has handled it may resume after the entry."""
 
@@ -75,6 +78,8 @@ class StreamReader:
         self.end: Ended | None = None
         self._tokens: dict[int, list[int]] = {}
         self._texts: dict[tuple[int, Channel, int | None], _KeptText] = {}
+        self._prompt: list[int] = []
+        """The prompt's tokens from the second on, as far as their logprobs were given."""
 
     def feed(self, entry: StreamEntry) -> list[TailItem]:
         """Take the next entry; raises StreamGap and StreamDiverged. Past the end: ignored."""
@@ -85,7 +90,7 @@ class StreamReader:
         event = entry.event
         if isinstance(event, Delta):
             outputs = [self._take(entry.id, part) for part in event.parts]
-            new = [output for output in outputs if output.token_ids or output.text]
+            new = [output for output in outputs if output.token_ids or output.text or output.prompt]
             return [*(output._replace(is_last=False) for output in new[:-1]), *new[-1:]]
         if isinstance(event, END_TYPES):
             self.end = Ended(entry.id, event)
@@ -93,6 +98,7 @@ class StreamReader:
         if isinstance(event, Restarted):
             self._tokens.clear()
             self._texts.clear()
+            self._prompt.clear()
             return [Restart(entry.id, event)]
         if isinstance(event, Released):
             return []
@@ -120,7 +126,16 @@ class StreamReader:
         text = tuple(span for span in spans if span.text)
         start = part.start + num_old
         logprobs = part.logprobs and part.logprobs[num_old:]
-        return Output(entry_id, part.choice, start, new, text, logprobs)
+        prompt = part.prompt and self._take_prompt(where, part.prompt)
+        return Output(entry_id, part.choice, start, new, text, logprobs, prompt)
+
+    def _take_prompt(self, where: str, part: PromptPart) -> PromptPart | None:
+        known, new = self._prompt, tuple(each.token_id for each in part.logprobs)
+        overlap = known[part.start - 1 : part.end - 1]
+        where = f"{where}, prompt token"
+        _check_overlap(len(known), part.start - 1, overlap, new, where)
+        known.extend(new[len(overlap) :])
+        return part.after(len(overlap)) if len(overlap) < len(new) else None
 
     def _take_span(self, where: str, choice: int, span: TextSpan) -> TextSpan:
         key = (choice, span.channel, span.index)

@@ -28,7 +28,6 @@ from .events import (
     Fence,
     Finished,
     FinishReason,
-    PositionLogprobs,
     Released,
     Restarted,
     Resumed,
@@ -36,7 +35,6 @@ from .events import (
     StreamEntry,
     TextSpan,
     Timings,
-    TokenLogprob,
     ToolCall,
     Usage,
     decode_entry,
@@ -44,6 +42,7 @@ from .events import (
 )
 from .job import SCHEMA_VERSION, GenerationJob, Priority, SamplingParams, StreamMode
 from .kinds import Embedding, JobKind, Pooling, Score
+from .logprobs import PositionLogprobs, PromptPart, TokenLogprob
 from .model_card import ModelCard
 from .response_format import (
     ChoiceFormat,
@@ -91,6 +90,7 @@ __all__ = [
     "Pooling",
     "PositionLogprobs",
     "Priority",
+    "PromptPart",
     "RegexFormat",
     "Released",
     "ResponseFormat",

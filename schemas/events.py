@@ -15,6 +15,7 @@ from .base import WireModel, describe
 from .errors import SchemaError
 from .job import TokenId
 from .kinds import Embedding, Score
+from .logprobs import PositionLogprobs, PromptPart
 
 
 class Channel(StrEnum):
@@ -86,26 +87,6 @@ class ToolCall(WireModel):
     """For models that give their calls one."""
 
 
-class TokenLogprob(WireModel):
-    """A token and the logarithm of its probability, as the model had it."""
-
-    token_id: TokenId
-    logprob: float | None = None
-    """None where the model gave it no probability at all."""
-    text: str
-    """What the token adds to a text, special tokens by name; bytes that are no UTF-8 by
-    themselves are replaced."""
-    bytes: str | None = None
-    """The token's bytes in base64, where *text* had to replace some."""
-
-
-class PositionLogprobs(TokenLogprob):
-    """The token that was chosen at one position of the output."""
-
-    top: tuple[TokenLogprob, ...] = ()
-    """The likeliest tokens there, as many as the job asked for; the chosen one may be of them."""
-
-
 class DeltaPart(WireModel):
     """What one choice gained: every token since the last delta, and the text now certain.
 
@@ -119,6 +100,8 @@ class DeltaPart(WireModel):
     text: tuple[TextSpan, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] | None = None
     """One for each of *token_ids* where the job asks for them."""
+    prompt: PromptPart | None = None
+    """Of choice 0 of a job that asks for prompt_logprobs, before its first token."""
 
     @model_validator(mode="after")
     def _logprobs_are_of_the_tokens(self) -> Self:

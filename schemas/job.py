@@ -109,6 +109,7 @@ _OF_GENERATIONS_ONLY: Final = (
     "ignore_eos",
     "include_stop_str",
     "logprobs",
+    "prompt_logprobs",
     "response_format",
     "tools",
 )
@@ -147,6 +148,11 @@ class GenerationJob(RequestModel):
     """Tell each output token's logprob, and those of this many likeliest tokens.
 
     They are the model's own: before biases, penalties, filters and temperature.
+    """
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=limits.MAX_TOP_LOGPROBS, strict=True)
+    """Tell the logprob of each prompt token but the first, and of so many likeliest ones there.
+
+    No cached prefix can stand in for tokens that are told: the prompt is computed as a whole.
     """
     response_format: ResponseFormat | None = None
     """What the whole output has to look like; it ends where the format is complete."""

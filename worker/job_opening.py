@@ -8,9 +8,9 @@ from headwater.schemas import DeltaPart, JobKind, StreamMode
 from .channel_family import ChannelFamily
 from .grammars import Grammars
 from .messages import Claim
-from .readouts import readout_sequences
+from .readouts import prompt_readout, readout_sequences
 from .sequence import Sequence
-from .text import LogprobLog, SequenceText, TextDiverged, Vocabulary
+from .text import LogprobLog, PromptLog, SequenceText, TextDiverged, Vocabulary
 
 
 class Opened(NamedTuple):
@@ -20,6 +20,8 @@ class Opened(NamedTuple):
     texts: list[SequenceText]
     logprobs: list[LogprobLog | None]
     """For a job that asks for them."""
+    prompt: PromptLog | None
+    """Likewise, of the prompt; choice 0 reads it."""
     restart_reason: str | None
     """Why the published text can't be continued; readers must be told before new deltas."""
 
@@ -58,7 +60,7 @@ class JobOpener:
         if self._draws_differ(claim):
             return self._fresh(claim, "another sampler version drew the published tokens")
         try:
-            opened = self._resumed(claim)
+            opened = self._opened(claim, claim.history, None)
         except TextDiverged as error:
             return self._fresh(claim, str(error))
         if any(_breaks_format(sequence) for sequence in opened.sequences):
@@ -69,7 +71,7 @@ class JobOpener:
         sequences = readout_sequences(claim)
         # They stay empty.
         texts = [SequenceText(self._vocabulary, each.job) for each in sequences]
-        return Opened(sequences, texts, [None] * len(sequences), None)
+        return Opened(sequences, texts, [None] * len(sequences), None, None)
 
     def _draws_differ(self, claim: Claim) -> bool:
         # Greedy rows draw nothing.
@@ -77,22 +79,22 @@ class JobOpener:
         return is_sampled and claim.sampler_version not in (None, self._sampler_version)
 
     def _fresh(self, claim: Claim, restart_reason: str | None) -> Opened:
+        return self._opened(claim, (), restart_reason)
+
+    def _opened(
+        self, claim: Claim, history: tuple[DeltaPart, ...], restart_reason: str | None
+    ) -> Opened:
         choices = range(claim.job.sampling.n)
-        return Opened(
-            [self._sequence(claim, choice, []) for choice in choices],
-            [self._text(claim, (), choice) for choice in choices],
-            [self._logprobs(claim, (), choice) for choice in choices],
+        opened = Opened(
+            [self._sequence(claim, choice, _published(history, choice)) for choice in choices],
+            [self._text(claim, history, choice) for choice in choices],
+            [self._logprobs(claim, history, choice) for choice in choices],
+            self._prompt(claim, history),
             restart_reason,
         )
-
-    def _resumed(self, claim: Claim) -> Opened:
-        choices = range(claim.job.sampling.n)
-        return Opened(
-            [self._sequence(claim, choice, _published(claim, choice)) for choice in choices],
-            [self._text(claim, claim.history, choice) for choice in choices],
-            [self._logprobs(claim, claim.history, choice) for choice in choices],
-            None,
-        )
+        if opened.prompt is not None:
+            opened.sequences[0].readout = prompt_readout(claim.job, opened.prompt.num_read)
+        return opened
 
     def _sequence(self, claim: Claim, choice: int, output_token_ids: list[int]) -> Sequence:
         response_format = claim.job.response_format
@@ -125,9 +127,16 @@ class JobOpener:
         log.resume(part for part in history if part.choice == choice)
         return log
 
+    def _prompt(self, claim: Claim, history: tuple[DeltaPart, ...]) -> PromptLog | None:
+        if claim.job.prompt_logprobs is None:
+            return None
+        log = PromptLog(self._vocabulary, claim.job.prompt_token_ids)
+        log.resume(history)
+        return log
 
-def _published(claim: Claim, choice: int) -> list[int]:
-    parts = (part for part in claim.history if part.choice == choice)
+
+def _published(history: tuple[DeltaPart, ...], choice: int) -> list[int]:
+    parts = (part for part in history if part.choice == choice)
     return [token for part in parts for token in part.token_ids]
 
 

@@ -20,7 +20,7 @@ from headwater.schemas import (
 
 from .messages import Claim
 from .sequence import Reading, Sequence
-from .text import LogprobLog, SequenceText
+from .text import LogprobLog, PromptLog, SequenceText
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +31,8 @@ class Choice:
     text: SequenceText
     logprobs: LogprobLog | None = None
     """For a job that asks for them."""
+    prompt: PromptLog | None = None
+    """For choice 0 of a job that asks for the prompt's logprobs."""
     reading: Reading | None = None
     """For a job that generates nothing."""
     finish_reason: FinishReason | None = None
@@ -44,9 +46,14 @@ class Choice:
     def take_part(self) -> DeltaPart | None:
         """Return what the choice gained since the last call; None if nothing."""
         part = self.text.take()
-        if part is None or self.logprobs is None:
-            return part
-        return part.model_copy(update={"logprobs": self.logprobs.take()})
+        prompt = self.prompt.take() if self.prompt is not None else None
+        if part is None and prompt is None:
+            return None
+        if part is None:
+            start = self.text.num_tokens
+            return DeltaPart(choice=self.sequence.choice, start=start, token_ids=(), prompt=prompt)
+        logprobs = self.logprobs.take() if self.logprobs is not None else None
+        return part.model_copy(update={"logprobs": logprobs, "prompt": prompt})
 
 
 @dataclass(slots=True, eq=False)

@@ -28,7 +28,7 @@ from .job_run import Choice, JobRun
 from .messages import Claim
 from .metrics import WorkerMetrics
 from .scheduler import Commit, Scheduler
-from .sequence import Reading, Sequence, TokenOutput
+from .sequence import PromptReading, Reading, Sequence, TokenOutput
 from .text import Stop
 
 log = structlog.get_logger()
@@ -258,16 +258,26 @@ class GenerationLoop:
                 self._end_choice(choice, stop)
         return run
 
-    def _take_reading(self, reading: Reading, now: float) -> JobRun | None:
+    def _take_reading(self, reading: Reading | PromptReading, now: float) -> JobRun | None:
         """Give what was read off a prompt to its choice; None when nobody waits for it."""
         known = self._choices.get(reading.sequence)
         if known is None:
             return None
         run, choice = known
+        if isinstance(reading, PromptReading):
+            self._take_prompt(choice, reading)
+            return run
         self.figures.token(run, choice.sequence, now)
         choice.reading = reading
         self._end_choice(choice, Stop(FinishReason.STOP))
         return run
+
+    def _take_prompt(self, choice: Choice, reading: PromptReading) -> None:
+        assert choice.prompt is not None
+        choice.prompt.push(reading)
+        readout = choice.sequence.readout
+        # A row that is taken away after this need not read it again.
+        choice.sequence.readout = readout and readout.behind(choice.prompt.num_read)
 
     def _after_tokens(self, run: JobRun, now: float) -> None:
         if run.is_complete:
@@ -308,6 +318,7 @@ class GenerationLoop:
             self._sink.restart(claim.job_id)
         parts = zip(opened.sequences, opened.texts, opened.logprobs, strict=True)
         choices = [Choice(*each) for each in parts]
+        choices[0].prompt = opened.prompt
         # The first token is always published at once: it clears the job of its strikes.
         run = JobRun(claim, choices, started_s=now, checkpoint_due_s=now)
         if not self._runs:

@@ -6,7 +6,7 @@ next one: coalesced, never dropped.
 
 from array import array
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from io import StringIO
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from headwater.schemas import (
     EntryId,
     Event,
     PositionLogprobs,
+    PromptPart,
     Released,
     Restarted,
     TextSpan,
@@ -27,6 +28,8 @@ from .messages import Claim
 
 _TOKEN_BYTES = 8
 """What a token id takes here; in an entry about as much."""
+_MAX_PROMPT_BYTES = 256 * 1024
+"""Of prompt logprobs in one entry: those of a whole prompt would be many megabytes."""
 _KEPT_ENTRIES = 256
 """Confirmed entries that are kept to be sent again, for seconds that a fail-over takes back.
 
@@ -56,15 +59,20 @@ class PartLog:
 
     def __init__(self, parts: Iterable[DeltaPart] = ()) -> None:
         self._choices: dict[int, _ChoiceLog] = {}
+        self._prompt = _PromptLog()
         self.nbytes = 0
         self.add(parts)
 
     def __bool__(self) -> bool:
-        return bool(self._choices)
+        return bool(self._choices) or bool(self._prompt.positions)
 
     def add(self, parts: Iterable[DeltaPart]) -> None:
         """Take parts that follow on those before."""
         for part in parts:
+            if part.prompt is not None:
+                self.nbytes += self._prompt.add(part.prompt)
+                if not part.token_ids and not part.text:
+                    continue
             log = self._choices.get(part.choice)
             if log is None:
                 log = self._choices[part.choice] = _ChoiceLog(part.start)
@@ -73,11 +81,66 @@ class PartLog:
     def clear(self) -> None:
         """Forget all."""
         self._choices.clear()
+        self._prompt = _PromptLog()
         self.nbytes = 0
 
     def merged(self) -> tuple[DeltaPart, ...]:
-        """Return one part a choice that holds all that was added."""
+        """Return one part a choice that holds all that was added, the prompt's before them."""
+        return (*self._prompt.parts(), *self._told())
+
+    def take(self) -> tuple[DeltaPart, ...]:
+        """Take out what makes the next entry: of a long prompt it is a piece, of all else all."""
+        prompt, num_bytes = self._prompt.take()
+        if self._prompt.positions:
+            self.nbytes -= num_bytes
+            return tuple(prompt)
+        parts = (*prompt, *self._told())
+        self.clear()
+        return parts
+
+    def _told(self) -> tuple[DeltaPart, ...]:
         return tuple(log.part(choice) for choice, log in self._choices.items())
+
+
+class _PromptLog:
+    """Logprobs of prompt tokens, from one on."""
+
+    def __init__(self) -> None:
+        self.start = 1
+        self.positions: deque[bytes] = deque()
+        """Encoded: as models they would take ten times the memory."""
+
+    def add(self, part: PromptPart) -> int:
+        """Take the next part and return about how many bytes it takes."""
+        if not self.positions:
+            self.start = part.start
+        new = [each.encode() for each in part.logprobs]
+        self.positions += new
+        return sum(map(len, new))
+
+    def parts(self) -> Iterator[DeltaPart]:
+        """Yield all of it, as one part."""
+        if self.positions:
+            yield _prompt_part(self.start, self.positions)
+
+    def take(self) -> tuple[list[DeltaPart], int]:
+        """Take out what fits into an entry, and say about how many bytes it is."""
+        taken: list[bytes] = []
+        num_bytes, start = 0, self.start
+        while self.positions and num_bytes < _MAX_PROMPT_BYTES:
+            taken.append(self.positions.popleft())
+            num_bytes += len(taken[-1])
+        self.start += len(taken)
+        return ([_prompt_part(start, taken)] if taken else []), num_bytes
+
+
+def _prompt_part(start: int, positions: Iterable[bytes]) -> DeltaPart:
+    logprobs = tuple(map(PositionLogprobs.decode, positions))
+    # Our own values: validating them again would cost more than making them.
+    prompt = PromptPart.model_construct(start=start, logprobs=logprobs)
+    return DeltaPart.model_construct(
+        choice=0, start=0, token_ids=(), text=(), logprobs=None, prompt=prompt
+    )
 
 
 class _ChoiceLog:
@@ -116,6 +179,7 @@ class _ChoiceLog:
                 head.model_copy(update={"text": text.getvalue()}) for head, text in self._spans
             ),
             logprobs=tuple(map(PositionLogprobs.decode, self._logprobs)) or None,
+            prompt=None,
         )
 
 
@@ -177,9 +241,8 @@ class Outbox:
             self.told.clear()
             self._open(Restarted(worker_id=worker_id, sampler_version=sampler_version))
         elif self.unacknowledged is None and self.pending:
-            parts = self.pending.merged()
+            parts = self.pending.take()
             self.told.add(parts)
-            self.pending = PartLog()
             self._open(Delta(parts=parts))
         return self.unacknowledged
 

@@ -1,4 +1,4 @@
-"""The sequences of jobs that generate nothing: what of their prompts is to be read."""
+"""What of the prompts of jobs is to be read, and the sequences of those that do nothing else."""
 
 from headwater.schemas import GenerationJob, JobKind, Pooling
 
@@ -16,6 +16,14 @@ def readout_sequences(claim: Claim) -> list[Sequence]:
     first = last if job.pooling is Pooling.LAST else 0
     readout = Readout(first, pooling=job.pooling)
     return [Sequence(job, readout=readout, runs_alone=claim.strikes > 0)]
+
+
+def prompt_readout(job: GenerationJob, num_told: int) -> Readout | None:
+    """Return what is left to read for prompt logprobs when *num_told* of them are told."""
+    targets = job.prompt_token_ids[num_told + 1 :]
+    if job.prompt_logprobs is None or not targets:
+        return None
+    return Readout(num_told, targets, num_top=job.prompt_logprobs)
 
 
 def _scored(claim: Claim, number: int) -> Sequence:

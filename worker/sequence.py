@@ -1,6 +1,6 @@
 """Sequence: one choice of one job, the one mutable record of its way through the worker."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple, Protocol
 
@@ -36,14 +36,27 @@ class TokenConstraint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """What is read off a prompt's forward where nothing is generated behind it."""
+    """What is read off a prompt's forward."""
 
     first_position: int
     """The prompt's positions before this one may come from a cache."""
     targets: tuple[int, ...] = ()
-    """For scores: the tokens that come after each position from *first_position* on."""
+    """Where logprobs are read: the tokens that come after each position from there on."""
     pooling: Pooling | None = None
     """For embeddings."""
+    num_top: int | None = None
+    """For prompt logprobs: how many of the likeliest tokens are told. Such a sequence goes on to
+    generate; others end with their prompt."""
+
+    @property
+    def precedes_generation(self) -> bool:
+        """Whether the sequence goes on behind its prompt."""
+        return self.num_top is not None
+
+    def behind(self, position: int) -> "Readout | None":
+        """Return what is still to be read from *position* on; None where that is nothing."""
+        targets = self.targets[position - self.first_position :]
+        return replace(self, first_position=position, targets=targets) if targets else None
 
 
 @dataclass(slots=True, eq=False)
@@ -83,7 +96,7 @@ class Sequence:
     constraint: TokenConstraint | None = None
     """For a job with a response format. Its tokens must be read before the next is sampled."""
     readout: Readout | None = None
-    """For a job that generates nothing: the sequence ends with its prompt."""
+    """What is still to be read off the prompt."""
     runs_alone: bool = False
     """After a strike: no other row beside it until its first new token."""
     status: SequenceStatus = SequenceStatus.WAITING
@@ -127,6 +140,16 @@ class Sequence:
         return most if self.readout is None else min(most, self.readout.first_position)
 
     @property
+    def ends_with_prompt(self) -> bool:
+        """Whether it generates nothing: it is done when its prompt has been read."""
+        return self.readout is not None and not self.readout.precedes_generation
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the logits of more than its last token are read."""
+        return self.readout is not None and bool(self.readout.targets)
+
+    @property
     def is_finished(self) -> bool:
         """Whether no more work is due for it."""
         return self.status is SequenceStatus.FINISHED
@@ -167,6 +190,16 @@ class TokenOutput(NamedTuple):
     token_id: int
     logprobs: TokenLogprobs | None = None
     """For a job that asks for them."""
+
+
+class PromptReading(NamedTuple):
+    """Logprobs of some prompt tokens, read off the prompt of a sequence that goes on."""
+
+    sequence: Sequence
+    first_position: int
+    """The first of these is the logprob of the token behind this position."""
+    logprobs: list[TokenLogprobs]
+    is_finite: bool = True
 
 
 class Reading(NamedTuple):

@@ -12,6 +12,7 @@ from headwater.schemas import (
     EntryId,
     Event,
     Fence,
+    PromptPart,
     Released,
     Restarted,
     StreamEntry,
@@ -151,6 +152,7 @@ class _Told:
     def __init__(self) -> None:
         self._num_tokens: dict[int, int] = {}
         self._num_chars: dict[tuple[int, Channel, int | None], int] = {}
+        self._prompt_end = 1
 
     def news(self, part: DeltaPart) -> DeltaPart | None:
         """Return *part* without what was told before; None when nothing is left."""
@@ -158,15 +160,24 @@ class _Told:
         num_old = min(len(part.token_ids), max(0, known - part.start))
         self._num_tokens[part.choice] = max(known, part.start + len(part.token_ids))
         text = tuple(new for span in part.text if (new := self._new_text(part.choice, span)))
-        if num_old == len(part.token_ids) and not text:
+        prompt = self._new_prompt(part.prompt)
+        if num_old == len(part.token_ids) and not text and prompt is None:
             return None
         changes = {
             "start": part.start + num_old,
             "token_ids": part.token_ids[num_old:],
             "text": text,
             "logprobs": part.logprobs and part.logprobs[num_old:],
+            "prompt": prompt,
         }
         return part.model_copy(update=changes)
+
+    def _new_prompt(self, prompt: PromptPart | None) -> PromptPart | None:
+        if prompt is None or prompt.end <= self._prompt_end:
+            return None
+        news = prompt.after(max(0, self._prompt_end - prompt.start))
+        self._prompt_end = prompt.end
+        return news
 
     def _new_text(self, choice: int, span: TextSpan) -> TextSpan | None:
         key = (choice, span.channel, span.index)

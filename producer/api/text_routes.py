@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from headwater.schemas import Finished, HeadwaterError, Usage
-from headwater.schemas.events import PositionLogprobs
+from headwater.schemas.logprobs import PositionLogprobs
 
 from ..openai_protocol.caller import Caller
 from ..openai_protocol.errors import ApiError, of_any, of_end

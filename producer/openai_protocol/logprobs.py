@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any, Final
 
-from headwater.schemas.events import PositionLogprobs, TokenLogprob
+from headwater.schemas.logprobs import PositionLogprobs, TokenLogprob
 
 _NO_PROBABILITY: Final = -9999.0
 """OpenAI's number for a token that the model gave no probability at all; JSON has no -inf."""

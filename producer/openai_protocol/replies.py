@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from headwater.schemas import Channel, Finished, TextSpan, ToolCall, Usage
-from headwater.schemas.events import PositionLogprobs
+from headwater.schemas.logprobs import PositionLogprobs
 
 from ..result import ChoiceResult, GenerationResult
 from .errors import of_end

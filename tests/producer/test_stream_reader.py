@@ -10,6 +10,7 @@ from headwater.schemas import (
     EntryId,
     Event,
     PositionLogprobs,
+    PromptPart,
     Released,
     Restarted,
     Resumed,
@@ -185,3 +186,42 @@ def test_an_overlap_is_dropped_with_its_logprobs() -> None:
     items = [item for at, event in entries for item in reader.feed(entry(at, event))]
     outputs = [item for item in items if isinstance(item, Output)]
     assert [each.token_id for out in outputs for each in out.logprobs or ()] == [0, 1, 2, 3]
+
+
+def prompt_delta(start: int, tokens: str) -> Delta:
+    positions = tuple(
+        PositionLogprobs(token_id=ord(token), logprob=-1.0, text=token) for token in tokens
+    )
+    prompt = PromptPart(start=start, logprobs=positions)
+    return Delta(parts=(DeltaPart(choice=0, start=0, token_ids=(), prompt=prompt),))
+
+
+def read_prompt(*entries: tuple[str, Event]) -> str:
+    """Return the prompt's tokens as a consumer gets them, discarded at a restart."""
+    reader, shown = StreamReader(), ""
+    for at, event in entries:
+        for item in reader.feed(entry(at, event)):
+            shown = "" if isinstance(item, Restart) else shown
+            if isinstance(item, Output) and item.prompt is not None:
+                assert item.prompt.start == len(shown) + 1
+                shown += "".join(each.text for each in item.prompt.logprobs)
+    return shown
+
+
+def test_each_position_of_a_prompt_comes_out_once() -> None:
+    """What a later attempt tells again is dropped, after a restart all counts anew."""
+    first = [("1-0", STARTED), ("1-1", prompt_delta(1, "abc")), ("1-2", prompt_delta(4, "d"))]
+    again = [("2-0", RESUMED), ("2-1", prompt_delta(3, "cdef")), ("2-2", prompt_delta(1, "ab"))]
+    assert read_prompt(*first) == "abcd"
+    assert read_prompt(*first, *again) == "abcdef"
+    anew = [("3-0", RESTARTED), ("3-1", prompt_delta(1, "ab"))]
+    assert read_prompt(*first, *again, *anew) == "ab"
+
+
+def test_a_hole_in_a_prompt_and_another_prompt_raise() -> None:
+    """Positions that are missing, or that hold another token than before, are errors."""
+    start = [("1-0", STARTED), ("1-1", prompt_delta(1, "ab"))]
+    with pytest.raises(StreamGap, match="prompt token 2 is missing"):
+        read_prompt(*start, ("1-2", prompt_delta(4, "d")))
+    with pytest.raises(StreamDiverged, match="prompt token 1 was 98"):
+        read_prompt(*start, ("1-2", prompt_delta(2, "x")))

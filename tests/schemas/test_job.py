@@ -62,6 +62,7 @@ def test_a_job_survives_its_wire_form() -> None:
         ("stop", ["a"] * 65, "64"),
         ("stop_token_ids", [1] * 1025, "1024"),
         ("priority", "urgent", "'high', 'normal' or 'low'"),
+        ("prompt_logprobs", 21, "less than or equal to 20"),
         ("stream", "all", "'deltas' or 'final'"),
         ("deadline_s", 0, "greater than 0"),
         ("deadline_s", float("nan"), "finite"),

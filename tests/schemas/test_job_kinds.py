@@ -32,6 +32,7 @@ def test_an_embedding_job_survives_the_wire() -> None:
         ({"kind": "embedding", "sampling": {"n": 2}}, "must be 1"),
         ({"kind": "embedding", "stop": ["x"]}, "stop means nothing"),
         ({"kind": "embedding", "logprobs": 1}, "logprobs means nothing"),
+        ({"kind": "score", "continuations": [[1]], "prompt_logprobs": 0}, "prompt_logprobs means"),
         ({"kind": "embeddings"}, "kind"),
     ],
 )

@@ -10,9 +10,11 @@ from headwater.schemas import (
     DeltaPart,
     EntryId,
     PositionLogprobs,
+    PromptPart,
     Restarted,
     TextSpan,
     TokenLogprob,
+    encode_fields,
 )
 from headwater.worker.messages import Claim
 from headwater.worker.outbox import Entry, Outbox
@@ -139,3 +141,42 @@ def test_a_job_that_runs_for_a_day_takes_little_more_memory_than_its_tokens_and_
 def test_what_waits_for_the_server_takes_about_the_memory_that_is_counted() -> None:
     outbox = _outbox()
     assert _bytes_per_token(outbox, 20_000, is_sent=False) < 4 * outbox.pending.nbytes / 20_000
+
+
+def _prompt_part(start: int, count: int, top: int = 0) -> DeltaPart:
+    def of(token: int) -> TokenLogprob:
+        return TokenLogprob(token_id=token, logprob=-1.5, text=str(token))
+
+    positions = tuple(
+        PositionLogprobs(**dict(of(start + place)), top=tuple(map(of, range(top))))
+        for place in range(count)
+    )
+    prompt = PromptPart(start=start, logprobs=positions)
+    return DeltaPart(choice=0, start=0, token_ids=(), prompt=prompt)
+
+
+def test_a_long_prompt_goes_out_in_entries_of_a_bounded_size_before_the_text() -> None:
+    """However far the server falls behind, no entry holds more than its share of a prompt."""
+    outbox = _outbox()
+    outbox.pending.add([_prompt_part(1, 700, top=20), _prompt_part(701, 800, top=20)])
+    outbox.pending.add([_part(0, 0, "ab")])
+    entries = []
+    while (entry := _next(outbox)) is not None:
+        entries.append(entry)
+        outbox.acknowledge()
+
+    assert len(entries) > 3
+    assert max(len(encode_fields(entry.event)["data"]) for entry in entries) < 300_000
+    parts = [part for entry in entries for part in entry.event.parts]
+    told = [each.token_id for part in parts if part.prompt for each in part.prompt.logprobs]
+    assert told == list(range(1, 1501))
+    assert [part.token_ids for part in parts if part.token_ids] == [(97, 98)]
+    assert parts[-1].token_ids
+    assert outbox.pending.nbytes == 0
+
+    outbox.begin_anew(4)
+    again = []
+    while (entry := _next(outbox)) is not None:
+        again.append(entry.event)
+        outbox.acknowledge()
+    assert again == [entry.event for entry in entries]

@@ -9,6 +9,7 @@ from headwater.schemas import (
     EntryId,
     Failed,
     PositionLogprobs,
+    PromptPart,
     Released,
     Restarted,
     Resumed,
@@ -270,6 +271,28 @@ def test_what_an_attempt_told_again_after_a_fail_over_counts_once(streams: JobSt
     assert [(span.text_start, span.text) for span in spans] == [(0, "ab"), (2, "cd"), (4, "e")]
     told = [each.token_id for part in history.parts for each in part.logprobs or ()]
     assert told == [97, 98, 99, 100, 101]
+
+
+def test_a_prompt_that_was_told_again_counts_once(streams: JobStreams) -> None:
+    """A new attempt learns of each told position once, whoever told it how often."""
+    _begin(streams, "a")
+    _append(streams, 1, 1, _of_prompt(1, "ab"))
+    _begin(streams, "a after the fail-over")
+    _append(streams, 2, 1, _of_prompt(1, "abcd"))
+    _append(streams, 2, 2, _of_prompt(3, "cd"))
+    _append(streams, 2, 3, _delta(0, 7))
+
+    history = history_of(streams.read("j"), _begin(streams, "b").attempt)
+
+    told = [(part.prompt.start, len(part.prompt.logprobs)) for part in history.parts[:-1]]
+    assert told == [(1, 2), (3, 2)]
+    assert history.parts[-1].prompt is None
+
+
+def _of_prompt(start: int, text: str) -> Delta:
+    told = tuple(PositionLogprobs(token_id=ord(c), logprob=-1.0, text=c) for c in text)
+    prompt = PromptPart(start=start, logprobs=told)
+    return Delta(parts=(DeltaPart(choice=0, start=0, token_ids=(), prompt=prompt),))
 
 
 def _told(start: int, text: str) -> Delta:

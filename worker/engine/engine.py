@@ -7,9 +7,9 @@ from typing import Final, NamedTuple
 import mlx.core as mx
 
 from ..errors import EngineUnsound, JobRejected, WorkerError
-from ..sequence import Reading, ScheduledSequence, Sequence, TokenOutput
+from ..sequence import PromptReading, Reading, ScheduledSequence, Sequence, TokenOutput
 from .logprobs import LogprobBlock
-from .prompt_reader import PendingReading, PromptReader
+from .prompt_reader import Pending, PromptReader
 from .runner import CacheKind, DeviceSegment, ModelRunner, Segment
 from .sampler import NO_TOKEN, NOT_FINITE, Sampler
 
@@ -37,7 +37,7 @@ class StepResult(NamedTuple):
 
     outputs: list[TokenOutput]
     failed: list[FailedRow]
-    readings: list[Reading]
+    readings: list[Reading | PromptReading]
 
 
 class PendingStep:
@@ -49,7 +49,7 @@ class PendingStep:
         tokens: mx.array | None,
         failed: Iterable[FailedRow] = (),
         logprobs: Iterable[LogprobBlock] = (),
-        readings: Iterable[PendingReading] = (),
+        readings: Iterable[Pending] = (),
     ) -> None:
         self.rows = rows
         """The sequences that get a token."""
@@ -58,7 +58,7 @@ class PendingStep:
         self.logprobs = tuple(logprobs)
         """Of those rows that ask for them."""
         self.readings = tuple(readings)
-        """Of prompts that were completed and have a readout."""
+        """Of prompts with a readout."""
         self._failed = list(failed)
         self._is_read = False
 
@@ -131,7 +131,7 @@ class Engine:
     def __init__(self, runner: ModelRunner, sampler: Sampler) -> None:
         self._runner = runner
         self._sampler = sampler
-        self._reader = PromptReader(runner)
+        self._reader = PromptReader(runner, sampler.vocabulary_size)
         self._last = PendingStep((), None)
         self._failed: set[Sequence] = set()
         self._num_steps = 0
@@ -209,7 +209,11 @@ class Engine:
         logits: list[mx.array] = []
         newest: list[mx.array] = []
         state: list[mx.array] = []
-        readings = self._reader.compute(each for each in prefill if each[0].readout is not None)
+        read = self._reader.compute(each for each in prefill if each[0].readout is not None)
+        if read.closing:
+            rows += [row for row, _ in read.closing]
+            newest.append(mx.array([_last_token(row) for row in rows], dtype=mx.int32))
+            logits.append(mx.stack([after for _, after in read.closing]))
         prefill = [each for each in prefill if each[0].readout is None]
         if prefill:
             chunked = [sequence for sequence, _ in prefill]
@@ -217,8 +221,9 @@ class Engine:
             last = self._runner.prefill(chunked, chunks)
             closing = [i for i, (row, num) in enumerate(prefill) if num == row.num_pending_tokens]
             if closing:
-                rows += [chunked[index] for index in closing]
-                newest.append(mx.array([_last_token(row) for row in rows], dtype=mx.int32))
+                ready = [chunked[index] for index in closing]
+                rows += ready
+                newest.append(mx.array([_last_token(row) for row in ready], dtype=mx.int32))
                 logits.append(last if len(closing) == len(prefill) else last[mx.array(closing)])
             state = self._runner.state(chunked)
         if decode:
@@ -227,7 +232,7 @@ class Engine:
             logits.append(self._runner.decode(decode, newest[-1]))
         if not rows:
             _start(state)
-            return PendingStep((), None, readings=readings)
+            return PendingStep((), None, readings=read.pending)
         together = _joined(logits)
         if any(row.constraint is not None for row in rows):
             # The device computes while the host finds out which tokens the grammars allow.
@@ -236,7 +241,7 @@ class Engine:
         logprobs = LogprobBlock.of(together, tokens, rows)
         _start([tokens, *state, *(logprobs.arrays if logprobs else ())])
         blocks = [logprobs] if logprobs else ()
-        return PendingStep(tuple(rows), tokens, logprobs=blocks, readings=readings)
+        return PendingStep(tuple(rows), tokens, logprobs=blocks, readings=read.pending)
 
     def _inputs(self, decode: Seq[Sequence]) -> mx.array:
         """Return each row's last token, (rows,), from the last step where nobody has read it."""
@@ -281,7 +286,7 @@ class Engine:
         self._reader.attach(sequence)
         for start in range(0, sequence.num_computed_tokens, _RECOMPUTE_CHUNK):
             end = min(start + _RECOMPUTE_CHUNK, sequence.num_computed_tokens)
-            if sequence.readout is not None:
+            if sequence.ends_with_prompt:
                 self._reader.compute_spans([(sequence, start, end - start)])
             else:
                 self._runner.prefill([sequence], [sequence.tokens(start, end)])

@@ -9,6 +9,7 @@ from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from ..sequence import Sequence
 from .loading import LoadedModel
+from .prompt_reader import reading_nbytes
 from .runner import DeviceSegment, ModelRunner
 from .segments import flatten
 from .states import StateSegment
@@ -54,6 +55,8 @@ class RowCost(NamedTuple):
     """Length of the longest window; 0 where there is none."""
     bytes_per_prefill_token: int
     """Activations, while a forward runs."""
+    reading_nbytes: int
+    """Logits of a forward in which prompts are read."""
     shares_prefix: bool
     """Whether the prefix cache's segments are not copied into rows."""
 
@@ -76,6 +79,7 @@ def measure_row_cost(runner: ModelRunner, loaded: LoadedModel) -> RowCost:
         bytes_per_window_token=window_nbytes // min(_PROBE_TOKENS[0], *windows) if windows else 0,
         window_tokens=max(windows, default=0),
         bytes_per_prefill_token=_activation_nbytes(loaded.config),
+        reading_nbytes=reading_nbytes(loaded.vocab_size),
         shares_prefix=runner.shares_prefix,
     )
 

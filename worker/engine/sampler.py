@@ -41,7 +41,7 @@ class Sampler:
     """
 
     def __init__(self, vocabulary_size: int, eos_token_ids: Iterable[int]) -> None:
-        self._vocabulary_size = vocabulary_size
+        self.vocabulary_size = vocabulary_size
         # Configs name end tokens that an unpadded output layer does not have.
         self._eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocabulary_size)
         self._batch = _BatchParameters((), vocabulary_size, self._eos_token_ids)
@@ -69,7 +69,7 @@ class Sampler:
 
     def _parameters(self, rows: Seq[Sequence]) -> "_BatchParameters":
         if self._batch.rows != tuple(rows):
-            self._batch = _BatchParameters(tuple(rows), self._vocabulary_size, self._eos_token_ids)
+            self._batch = _BatchParameters(tuple(rows), self.vocabulary_size, self._eos_token_ids)
         return self._batch
 
 

@@ -18,6 +18,8 @@ class MemoryPlanner(Generic[S]):
 
         budget >= rows with their growth + activations of a prefill step + cache
 
+    A step that reads prompts (scores, prompt logprobs) holds logits of theirs besides.
+
     All sizes are planned ones: what a row will hold soon, not what it holds now.
     """
 
@@ -30,22 +32,28 @@ class MemoryPlanner(Generic[S]):
         self._growth_tokens = settings.growth_tokens
         self._max_bytes = settings.max_bytes
         self._rows_nbytes = 0
-        self._activation_nbytes = 0
+        self._prefill_nbytes = 0
+        self._num_read = 0
+        """Rows whose prompt is read."""
         self._commit_nbytes = 0
 
     def begin(self, running: Iterable[Sequence], num_prefill_tokens: int) -> None:
         """Start the plan of a step: these rows grow, so many prompt tokens are computed."""
-        self._rows_nbytes = sum(self._row_nbytes(sequence) for sequence in running)
-        self._activation_nbytes = self._footprint.bytes_per_prefill_token * num_prefill_tokens
+        self._rows_nbytes = self._num_read = 0
+        for sequence in running:
+            self.add_row(sequence)
+        self._prefill_nbytes = self._footprint.bytes_per_prefill_token * num_prefill_tokens
         self._commit_nbytes = 0
 
     def add_row(self, sequence: Sequence) -> None:
-        """Count the row of a sequence that has just pinned its prefix."""
+        """Count the row of a sequence that has pinned its prefix."""
         self._rows_nbytes += self._row_nbytes(sequence)
+        self._num_read += sequence.needs_logits
 
     def remove_row(self, sequence: Sequence) -> None:
         """Count it no longer; its prefix must still be pinned."""
         self._rows_nbytes -= self._row_nbytes(sequence)
+        self._num_read -= sequence.needs_logits
 
     @property
     def is_over(self) -> bool:
@@ -57,6 +65,8 @@ class MemoryPlanner(Generic[S]):
         pinned = self._footprint.bytes_per_token * num_matched_tokens
         # Commits of this plan are not in the cache yet, so they cannot be evicted for it.
         extra = min(pinned, self._cache.evictable_nbytes) + self._commit_nbytes
+        if sequence.needs_logits and not self._num_read:
+            extra += self._footprint.reading_nbytes
         return self._excess_nbytes() + extra + self._grown(sequence, num_matched_tokens) <= 0
 
     def evict(self) -> None:
@@ -80,6 +90,10 @@ class MemoryPlanner(Generic[S]):
         if free < nbytes:
             free += self._cache.evict(nbytes - free)
         return free >= nbytes
+
+    @property
+    def _activation_nbytes(self) -> int:
+        return self._prefill_nbytes + (self._footprint.reading_nbytes if self._num_read else 0)
 
     def _excess_nbytes(self) -> int:
         # Commits are left out: those of rows that go can be evicted in the next step.

@@ -249,7 +249,7 @@ class Scheduler(Generic[S]):
             sequence = placement.sequence
             if sequence.num_remaining_tokens <= 0 or sequence.num_pending_tokens == 0:
                 continue  # Its last token, or what was read off its prompt, is on its way back.
-            if sequence.num_pending_tokens == 1 and sequence.readout is None:
+            if sequence.num_pending_tokens == 1 and not sequence.ends_with_prompt:
                 plan.decode.append(sequence)
                 plan.commits += self._rows.due(placement, 1)
             else:

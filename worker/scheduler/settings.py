@@ -17,6 +17,8 @@ class Footprint:
     """Tokens that such layers keep."""
     bytes_per_prefill_token: int = 0
     """Activations of one token in a prefill forward; freed after it."""
+    reading_nbytes: int = 0
+    """Logits of a forward in which prompts are read, whoever's they are; freed after it."""
     shares_prefix: bool = False
     """Whether rows refer to the prefix cache's segments instead of copying them."""
 

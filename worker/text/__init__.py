@@ -3,6 +3,7 @@
 from .channels import ChannelSplitter
 from .detokenizer import Detokenizer, start_detokenizer
 from .logprobs import LogprobLog
+from .prompt_logprobs import PromptLog
 from .sequence_text import SequenceText, Stop
 from .stops import StopMatcher, StopOutput
 from .text_log import TextDiverged
@@ -12,6 +13,7 @@ __all__ = [
     "ChannelSplitter",
     "Detokenizer",
     "LogprobLog",
+    "PromptLog",
     "SequenceText",
     "Stop",
     "StopMatcher",

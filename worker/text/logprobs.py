@@ -32,13 +32,7 @@ class LogprobLog:
 
     def push(self, token_id: int, logprobs: TokenLogprobs) -> None:
         """Take those of the next token."""
-        top = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
-        chosen = self._told_of(token_id, logprobs.logprob)
-        # Our own values: validating them again would cost more than making them.
-        entry = PositionLogprobs.model_construct(
-            **chosen.__dict__, top=tuple(self._told_of(*each) for each in top)
-        )
-        self._pending.append(entry)
+        self._pending.append(position_logprobs(self._vocabulary, token_id, logprobs))
 
     def take(self) -> tuple[PositionLogprobs, ...]:
         """Return those of the tokens since the last call."""
@@ -47,12 +41,25 @@ class LogprobLog:
             self._told += taken
         return tuple(taken)
 
-    def _told_of(self, token_id: int, logprob: float) -> TokenLogprob:
-        data = self._vocabulary.shown_bytes(token_id)
-        text = data.decode(errors="replace")
-        return TokenLogprob.model_construct(
-            token_id=token_id,
-            logprob=logprob if math.isfinite(logprob) else None,
-            text=text,
-            bytes=None if text.encode() == data else base64.b64encode(data).decode(),
-        )
+
+def position_logprobs(
+    vocabulary: Vocabulary, token_id: int, logprobs: TokenLogprobs
+) -> PositionLogprobs:
+    """Return what is told of one position, with the texts of its tokens."""
+    top = zip(logprobs.top_ids, logprobs.top_logprobs, strict=True)
+    chosen = _token_logprob(vocabulary, token_id, logprobs.logprob)
+    # Our own values: validating them again would cost more than making them.
+    return PositionLogprobs.model_construct(
+        **chosen.__dict__, top=tuple(_token_logprob(vocabulary, *each) for each in top)
+    )
+
+
+def _token_logprob(vocabulary: Vocabulary, token_id: int, logprob: float) -> TokenLogprob:
+    data = vocabulary.shown_bytes(token_id)
+    text = data.decode(errors="replace")
+    return TokenLogprob.model_construct(
+        token_id=token_id,
+        logprob=logprob if math.isfinite(logprob) else None,
+        text=text,
+        bytes=None if text.encode() == data else base64.b64encode(data).decode(),
+    )

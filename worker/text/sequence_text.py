@@ -91,7 +91,9 @@ class SequenceText:
         tokens does not start with the published text.
         """
         text = cls(vocabulary, job, eos_token_ids=eos_token_ids, family=family, choice=choice)
-        parts = [part for part in published if part.choice == choice]
+        own = (part for part in published if part.choice == choice)
+        # Others tell of the prompt only.
+        parts = [part for part in own if part.token_ids or part.text]
         text._replay(parts)
         return text
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from headwater.worker.scheduler import Footprint, SchedulerSettings
 from headwater.worker.segment import CacheKind
-from headwater.worker.sequence import Sequence, SequenceStatus
+from headwater.worker.sequence import Readout, Sequence, SequenceStatus
 
 Make = Callable[..., Any]
 
@@ -298,6 +298,27 @@ def test_a_budget_for_activations_is_set_aside(make_worker: Make, make_sequence:
     worker.run()
 
     assert worker.peak_nbytes <= 2_000 - 5 * 128
+
+
+def test_the_logits_of_read_prompts_are_set_aside_once(
+    make_worker: Make, make_sequence: Make
+) -> None:
+    """Rows whose prompts are read share one forward's logits; others need none of that room."""
+    footprint = Footprint(bytes_per_token=10, reading_nbytes=1_000)
+    settings = SchedulerSettings(max_bytes=2_200, footprint=footprint)
+
+    def num_running(num_read: int) -> int:
+        worker = make_worker(settings=settings)
+        for index in range(6):
+            sequence = make_sequence(prompt(index), 20)
+            if index < num_read:
+                sequence.readout = Readout(0, sequence.job.prompt_token_ids[1:], num_top=0)
+            worker.add(sequence)
+        worker.step()
+        return worker.scheduler.num_running
+
+    # A row takes 600 bytes.
+    assert [num_running(num_read) for num_read in (0, 1, 6)] == [3, 2, 2]
 
 
 @pytest.mark.parametrize("steps_before", range(8))
