@@ -52,25 +52,26 @@ def schema_types() -> Iterator[tuple[str, dict[str, Any]]]:
         yield from schema.get("$defs", {}).items()
 
 
+def types_by_section() -> dict[str, list[str]]:
+    """Return the types that each heading of the document names."""
+    return {heading: re.split(r", | and ", heading) for heading in sections(read(DOCUMENT))}
+
+
 def documented(title: str) -> str:
     """Return the section whose heading names the type."""
-    found = [
-        text
-        for heading, text in sections(read(DOCUMENT)).items()
-        if title in re.split(r", | and ", heading)
-    ]
-    assert len(found) == 1, f"{DOCUMENT} needs one section with {title} in its heading"
-    return found[0]
+    headings = [heading for heading, titles in types_by_section().items() if title in titles]
+    assert len(headings) == 1, f"{DOCUMENT} needs one section with {title} in its heading"
+    return sections(read(DOCUMENT))[headings[0]]
 
 
 def fields_of(title: str) -> set[str]:
     """Return the fields of all types that share the section of *title*."""
-    section = documented(title)
+    neighbours = next(titles for titles in types_by_section().values() if title in titles)
     return {
         name
         for other, schema in schema_types()
-        if "properties" in schema and documented(other) == section
-        for name in schema["properties"]
+        if other in neighbours
+        for name in schema.get("properties", ())
     }
 
 
