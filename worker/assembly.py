@@ -66,7 +66,7 @@ def build_loop(
     Without a *runner*, one that has no rows, the fastest right one is chosen; raises
     EngineUnsound when the model computes nonsense.
     """
-    base = runner or choose_runner(loaded.model, loaded.vocab_size)
+    base = runner or choose_runner(loaded.model, loaded.vocab_size, config=loaded.config)
     adapted = {
         alias: adapt(loaded.model, loaded.fingerprint, Path(directory).expanduser())
         for alias, directory in settings.adapters.items()

@@ -44,7 +44,9 @@ class _Bench:
         self._settings = settings
         self._open_queue = open_queue
         self._loaded = load_model(settings.model)
-        self._runner = choose_runner(self._loaded.model, self._loaded.vocab_size)
+        self._runner = choose_runner(
+            self._loaded.model, self._loaded.vocab_size, config=self._loaded.config
+        )
         prompts = Prompts(self._loaded.vocab_size)
         self._jobs = [
             make_job(

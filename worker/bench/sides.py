@@ -28,7 +28,9 @@ class Lab:
 
     def __init__(self, model: str) -> None:
         self.loaded: LoadedModel = load_model(model)
-        self.runner = choose_runner(self.loaded.model, self.loaded.vocab_size)
+        self.runner = choose_runner(
+            self.loaded.model, self.loaded.vocab_size, config=self.loaded.config
+        )
 
 
 def run_ours(lab: Lab, arrivals: Arrivals, settings: LoopSettings) -> Record:

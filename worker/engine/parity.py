@@ -1,37 +1,40 @@
 """The check at load: do rows computed together get what each gets alone?
 
-mlx-lm batches some families wrongly and in silence. A few short ragged rows on the real
-weights show it; the fastest runner that agrees with rows one at a time is taken.
+mlx-lm batches some families wrongly and in silence, and attention over shared prefixes is not
+for every family. A rehearsal on a small random instance of the model's class shows it in no
+time, one with a few rows on the real weights is the last word; the fastest runner that agrees
+with rows alone is taken.
 """
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import mlx.core as mx
 import structlog
-from headwater.schemas import GenerationJob
 from mlx.nn.layers.base import Module
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 from ..errors import EngineUnsound
-from ..sequence import Sequence
 from .merged_runner import MergedRunner
+from .rehearsal import SMALL, Lengths, rehearse, rehearse_alone
 from .row_runner import RowRunner
 from .runner import ModelRunner
-from .shared_kv.runner import SharedPrefixRunner
+from .segments import flatten
+from .shared_kv.families import family_of, is_built_small, shared_prefix_runner
+from .shrinking import VOCABULARY_SIZE, NotShrinkable, small_model
 
 log = structlog.get_logger()
 
 RunnerFactory = Callable[[Module], ModelRunner]
 
-CANDIDATES: Final[tuple[RunnerFactory, ...]] = (SharedPrefixRunner, MergedRunner)
+CANDIDATES: Final[tuple[RunnerFactory, ...]] = (shared_prefix_runner, MergedRunner)
 """Fastest first; rows one at a time are the yardstick and the last resort. One that is not made
-for a model's kind of cache raises TypeError."""
+for a model's family or its kind of cache raises TypeError."""
 
-_PROMPT_LENGTHS: Final = (11, 3, 7, 9)
-_SHARED: Final = 4
-"""Tokens of the first prompt that the last two start with."""
+_SHORT: Final = Lengths(root=4, nested=3, other=None, own=(4, 3, 7, 9))
+_MAX_WINDOW: Final = 256
+"""Rows on the real weights are longer than the model's window where it is no longer than this."""
 
 _MAX_ERROR: Final = 1e-3
 """A logit's largest difference in float32, in units of the logits' spread where that is wider."""
@@ -39,107 +42,105 @@ _MAX_ERROR_16_BIT: Final = 0.05
 """Root mean square of the differences over the logits' spread, with 16-bit weights."""
 
 
-class Disagreement(NamedTuple):
-    """How a runner differs from rows one at a time."""
+class Check(NamedTuple):
+    """A model to rehearse with, and what every runner has to give."""
 
-    runner: str
-    reason: str
+    model: Module
+    lengths: Lengths
+    vocabulary_size: int
+    expected: mx.array
+
+    @classmethod
+    def of(cls, model: Module, lengths: Lengths, vocabulary_size: int) -> "Check":
+        """Compute every row alone."""
+        expected = rehearse_alone(model, lengths, vocabulary_size)
+        mx.eval(expected)
+        return cls(model, lengths, vocabulary_size, expected)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether rows alone get logits that mean something."""
+        return bool(mx.all(mx.isfinite(self.expected)))
+
+    def fault(self, candidate: RunnerFactory) -> str | None:
+        """Say how the candidate's rows differ from rows alone; None when they agree.
+
+        Raises TypeError when the candidate is not made for the model.
+        """
+        runner = candidate(self.model)
+        try:
+            actual = rehearse(runner, self.lengths, self.vocabulary_size)
+            return _difference(actual, self.expected)
+        except Exception as error:  # whatever a family's batched forward raises, it is unfit
+            return f"it raised {type(error).__name__}: {error}"
 
 
 def choose_runner(
-    model: Module, vocabulary_size: int, candidates: Seq[RunnerFactory] = CANDIDATES
+    model: Module,
+    vocabulary_size: int,
+    candidates: Seq[RunnerFactory] = CANDIDATES,
+    config: Mapping[str, Any] | None = None,
 ) -> ModelRunner:
     """Return the first of *candidates* that computes what rows alone compute, else those.
 
-    Warns about each candidate that does not. Raises EngineUnsound when rows one at a time
-    do not give finite logits: the model can't be served at all.
+    With the model's *config* a small instance of its class is tried first. Warns about each
+    candidate that is wrong. Raises EngineUnsound when rows one at a time do not give finite
+    logits: the model can't be served at all.
     """
-    rows = _rows(vocabulary_size)
-    expected = _run(RowRunner(model), rows)
-    if not mx.all(mx.isfinite(expected)):
-        raise EngineUnsound("the model computes logits that are not finite for a short prompt")
-    disagreements: list[Disagreement] = []
+    checks = [*_small_check(model, config or {}), _real_check(model, vocabulary_size)]
+    failed: list[str] = []
     for candidate in candidates:
+        name = getattr(candidate, "__name__", repr(candidate))
         try:
-            runner = candidate(model)
+            fault = next(_faults(candidate, checks), None)
+            if fault is None:
+                return candidate(model)
         except TypeError as error:
-            # Made for other kinds of caches: news only if no other candidate is left.
-            disagreements.append(Disagreement(_name(candidate), str(error)))
+            # Made for other families or caches: news only if no other candidate is left.
+            failed.append(f"{name}: {error}")
             continue
-        disagreement = check_runner(runner, _name(candidate), rows, expected)
-        if disagreement is None:
-            return candidate(model)
-        disagreements.append(disagreement)
-        log.warning("parity_failed", runner=disagreement.runner, reason=disagreement.reason)
+        failed.append(f"{name}: {fault}")
+        log.warning("parity_failed", runner=name, reason=fault)
     log.warning(
         "rows_run_one_at_a_time",
         advice="this model's rows can't be batched rightly: throughput will not grow with the"
         " number of jobs; the text is right",
-        failed=[f"{runner}: {reason}" for runner, reason in disagreements],
+        failed=failed,
     )
     return RowRunner(model)
 
 
-def check_runner(
-    runner: ModelRunner, name: str, rows: Seq[list[int]], expected: mx.array
-) -> Disagreement | None:
-    """Compare a fresh runner's logits with *expected*; None when they agree."""
+def _faults(candidate: RunnerFactory, checks: Seq[Check]) -> Iterator[str]:
+    for check in checks:
+        fault = check.fault(candidate)
+        if fault is not None:
+            yield fault
+
+
+def _small_check(model: Module, config: Mapping[str, Any]) -> list[Check]:
+    """Return the check on a small instance, if the model's family is known to have one."""
+    if not config or not is_built_small(model):
+        return []
     try:
-        actual = _run(runner, rows)
-    except Exception as error:  # whatever a family's batched forward raises, it is unfit
-        return Disagreement(name, f"it raised {type(error).__name__}: {error}")
-    reason = _difference(actual, expected)
-    return None if reason is None else Disagreement(name, reason)
+        small = small_model(family_of(model), config)
+        check = Check.of(small, SMALL, VOCABULARY_SIZE)
+    except (NotShrinkable, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        # Sizes that a family combines in a way of its own; the real weights will tell.
+        log.debug("no_small_instance", reason=str(error))
+        return []
+    return [check] if check.is_sound else []
 
 
-def _name(candidate: RunnerFactory) -> str:
-    return getattr(candidate, "__name__", repr(candidate))
-
-
-def _rows(vocabulary_size: int) -> list[list[int]]:
-    rng = random.Random(0)  # noqa: S311  # token ids, not secrets
-    rows = [[rng.randrange(vocabulary_size) for _ in range(num)] for num in _PROMPT_LENGTHS]
-    for row in rows[2:]:
-        row[:_SHARED] = rows[0][:_SHARED]
-    return rows
-
-
-def _run(runner: ModelRunner, rows: Seq[list[int]]) -> mx.array:
-    """Prefill ragged rows, join and leave; return all logits seen, (positions, vocabulary).
-
-    The tokens are given, so a difference at one step does not change the steps behind it.
-    The first row's own tokens become the prefix of the last two, as the prefix cache does it.
-    """
-    first, second, third, fourth = every = [_sequence(tokens) for tokens in rows]
-    runner.attach(first, ())
-    runner.prefill([first], [rows[0][:_SHARED]])
-    prefix = runner.extract(first, 0, _SHARED)
-    runner.attach(second, ())
-    runner.attach(third, (prefix,))
-    runner.attach(fourth, (prefix,))
-    starts = [_SHARED, 0, _SHARED, _SHARED]
-    heads = [tokens[start:-2] for tokens, start in zip(rows, starts, strict=True)]
-    logits = [runner.prefill(every, heads)]
-    given = mx.array([tokens[-2:] for tokens in rows])
-    logits.append(runner.decode([first, second], given[:2, 0]))
-    logits.append(
-        runner.decode(
-            [third, first, fourth, second],
-            given[mx.array([2, 0, 3, 1]), mx.array([0, 1, 0, 1])],
-        )
-    )
-    runner.detach(first)
-    logits.append(runner.decode([fourth, third], given[mx.array([3, 2]), 1]))
-    together = mx.concatenate(logits)
-    mx.eval(together)
-    return together
-
-
-def _sequence(tokens: Seq[int]) -> Sequence:
-    job = GenerationJob(
-        job_id="parity", model="parity", prompt_token_ids=tuple(tokens), max_tokens=1
-    )
-    return Sequence(job)
+def _real_check(model: Module, vocabulary_size: int) -> Check:
+    """Return the check on the real weights."""
+    caches = flatten(make_prompt_cache(model))
+    windows = [cache.max_size for cache in caches if isinstance(cache, RotatingKVCache)]
+    window = min(windows, default=0)
+    root = _SHORT.root + (window if window <= _MAX_WINDOW else 0)
+    check = Check.of(model, _SHORT._replace(root=root), vocabulary_size)
+    if not check.is_sound:
+        raise EngineUnsound("the model computes logits that are not finite for a short prompt")
+    return check
 
 
 def _difference(actual: mx.array, expected: mx.array) -> str | None:

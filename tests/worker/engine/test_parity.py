@@ -11,7 +11,18 @@ from mlx.nn import Module
 from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache
 from structlog.testing import capture_logs
 
-from tests.tiny_models import TINY_FAMILIES, VOCABULARY_SIZE, tiny_model
+from tests.tiny_models import TINY_FAMILIES, VOCABULARY_SIZE, WINDOW, tiny_model
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 4096,
+}
 
 
 class LeakyRunner(MergedRunner):
@@ -40,6 +51,50 @@ def test_a_family_that_batches_rightly_gets_the_fast_runner_without_a_warning(fa
     has_plain_caches = family in ("llama", "qwen3_moe")
     assert type(runner) is (SharedPrefixRunner if has_plain_caches else MergedRunner)
     assert logs == []
+
+
+class ForgetfulRunner(MergedRunner):
+    """Is wrong for rows longer than the small models' window only."""
+
+    def decode(self, rows, tokens):
+        logits = super().decode(rows, tokens)
+        lengths = mx.array([self._batch.num_tokens(row) for row in rows])
+        return mx.where(lengths[:, None] > 20, mx.roll(logits, 1, axis=1), logits)
+
+
+def test_a_small_instance_shows_what_short_rows_on_the_real_weights_do_not() -> None:
+    model, config = tiny_model("llama"), {**LLAMA, "hidden_size": 4096, "num_hidden_layers": 32}
+    with capture_logs() as logs:
+        short = choose_runner(model, VOCABULARY_SIZE, (ForgetfulRunner,))
+        both = choose_runner(model, VOCABULARY_SIZE, (ForgetfulRunner,), config)
+
+    assert type(short) is ForgetfulRunner
+    assert type(both) is RowRunner
+    assert logs[0]["event"] == "parity_failed"
+
+
+def test_a_config_that_gives_no_small_instance_leaves_the_word_to_the_real_weights() -> None:
+    with capture_logs() as logs:
+        runner = choose_runner(
+            tiny_model("llama"), VOCABULARY_SIZE, config={**LLAMA, "rope_scaling": {"type": "?"}}
+        )
+
+    assert type(runner) is SharedPrefixRunner
+    assert [entry["event"] for entry in logs] == ["no_small_instance"]
+
+
+def test_rows_on_the_real_weights_are_longer_than_a_short_window() -> None:
+    model = tiny_model("gemma3_text")
+    seen = []
+
+    class WatchingRunner(MergedRunner):
+        def detach(self, sequence):
+            seen.append(self._batch.num_tokens(sequence) if sequence in self._batch else 0)
+            super().detach(sequence)
+
+    choose_runner(model, VOCABULARY_SIZE, (WatchingRunner,))
+
+    assert max(seen) > 2 * WINDOW
 
 
 @pytest.mark.parametrize("wrong", [LeakyRunner, RaisingRunner, NotANumberRunner])
