@@ -4,6 +4,7 @@ from typing import Any
 
 from headwater.schemas import GenerationJob, ModelCard, TokenizerFiles, keys
 from redis import Redis
+from redis.exceptions import NoPermissionError
 
 from .errors import InvalidRequest, PromptTooLong, TokenizationError, UnknownModel
 from .tokenization import Tokenizer
@@ -52,7 +53,10 @@ class ModelDirectory:
         return self._tokenizers[fingerprint]
 
     def _unknown(self, alias: str) -> str:
-        known = self.aliases()
+        try:
+            known = self.aliases()
+        except NoPermissionError:  # a user who only submits need not see what else is there
+            return f"unknown model {alias!r}: no worker has announced it"
         if not known:
             return f"unknown model {alias!r}: no worker has announced a model; start one first"
         listed = ", ".join(known[:_MAX_LISTED])

@@ -59,10 +59,12 @@ def test_a_good_server_has_nothing_to_mend(tmp_path) -> None:
 def test_an_old_redis_is_fatal(version: str, is_fatal: bool) -> None:
     class OldServer:
         def info(self) -> dict[str, object]:
-            return {"redis_version": version, "aof_enabled": 1}
-
-        def config_get(self, *names: str) -> dict[str, str]:
-            return {"maxmemory-policy": "noeviction", "maxmemory": "0"}
+            return {
+                "redis_version": version,
+                "aof_enabled": 1,
+                "maxmemory_policy": "noeviction",
+                "maxmemory": 0,
+            }
 
     findings = examine_server(OldServer())  # type: ignore[arg-type]
 
