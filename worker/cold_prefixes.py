@@ -103,6 +103,16 @@ class ColdPrefixes:
         return sum(len(load.waiting) for load in self._loads.values())
 
     @property
+    def is_off(self) -> bool:
+        """Whether the disk failed."""
+        return self._tier.is_off
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files, as last counted."""
+        return self._tier.nbytes
+
+    @property
     def is_due(self) -> bool:
         """Whether a step has something to do."""
         return bool(self._copies) or any(load.future.done() for load in self._loads.values())

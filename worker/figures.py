@@ -6,11 +6,14 @@ from typing import Any
 from headwater.schemas import CachedTokens
 
 from .job_run import JobRun
+from .messages import Claim
 from .metrics import WorkerMetrics
 from .scheduler import Scheduler, StepPlan
 from .sequence import Sequence
 
 _RATE_WINDOW_S = 10.0
+_MEMORY_EVERY_S = 1.0
+"""Counting the bytes of every row takes a while."""
 
 
 class Figures:
@@ -33,6 +36,7 @@ class Figures:
         """How long the last step took."""
         self.progress_s = 0.0
         """When a step was last planned, or a first job came: for the liveness check."""
+        self._memory_due_s = 0.0
 
     @property
     def cache_hit_share(self) -> float:
@@ -47,14 +51,43 @@ class Figures:
         recent = [count for at, count in steps if now - at <= _RATE_WINDOW_S]
         return sum(recent) / _RATE_WINDOW_S
 
+    def opened(self, claim: Claim, *, restarts: bool) -> None:
+        """Note that an attempt at a job begins; *restarts* where earlier text became void."""
+        kind = "restarted" if restarts else "resumed" if claim.history else "started"
+        self._metrics.attempts.labels(kind).inc()
+        is_first = claim.begun_at_ms == claim.first_started_ms
+        if is_first and claim.queue_ms is not None:
+            self._metrics.queue_wait.observe(claim.queue_ms / 1e3)
+
     def planned(self, plan: StepPlan[Any], scheduler: Scheduler[Any], now: float) -> None:
         """Note a step's plan."""
         self.progress_s = now
+        self._count(scheduler)
+        self._metrics.preemptions.inc(plan.num_preempted)
+
+    def host(self, seconds: float) -> None:
+        """Note what a step took besides waiting for the device."""
+        self._metrics.host.observe(seconds)
+
+    def is_memory_due(self, now: float) -> bool:
+        """Whether memory() should be told again."""
+        return now >= self._memory_due_s
+
+    def memory(
+        self, engine_nbytes: int, scheduler: Scheduler[Any], disk_nbytes: int, now: float
+    ) -> None:
+        """Note what is held: by the rows, by the prefix cache, and on disk."""
+        self._memory_due_s = now + _MEMORY_EVERY_S
+        self._count(scheduler)
+        self._metrics.kv_bytes.set(engine_nbytes)
+        self._metrics.cache_bytes.set(scheduler.cache_nbytes)
+        self._metrics.disk_bytes.set(disk_nbytes)
+
+    def _count(self, scheduler: Scheduler[Any]) -> None:
         self.num_running = scheduler.num_running
         self.num_waiting = scheduler.num_waiting
         self._metrics.batch.set(self.num_running)
         self._metrics.waiting.set(self.num_waiting)
-        self._metrics.preemptions.inc(plan.num_preempted)
 
     def stepped(self, num_tokens: int, now: float, seconds: float) -> None:
         """Note that a step's tokens have been handled; *seconds* from launch to launch."""

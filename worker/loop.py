@@ -105,6 +105,8 @@ class GenerationLoop:
         """Those with a deadline."""
         self._choices: dict[Sequence, tuple[JobRun, Choice]] = {}
         self._in_flight: _InFlight | None = None
+        self._awaited_s = 0.0
+        """How long this step has waited for the device."""
 
     @property
     def num_jobs(self) -> int:
@@ -165,6 +167,7 @@ class GenerationLoop:
     def step(self) -> None:
         """Launch the next step of what runs, then handle the tokens that are due."""
         now = self._clock()
+        self._awaited_s = 0.0
         self._fail_overdue(now)
         if self.cold is not None:
             self._move_prefixes(self.cold, now)
@@ -176,6 +179,7 @@ class GenerationLoop:
             due, self._in_flight = self._in_flight, None
         if due is not None:
             self._read(due)
+        self._tell_figures(now)
 
     # One step, in its order.
 
@@ -226,9 +230,19 @@ class GenerationLoop:
             self.cold.committed(commit.sequence, commit.end)
         return prefix
 
+    def _tell_figures(self, began_s: float) -> None:
+        now = self._clock()
+        self.figures.host(now - began_s - self._awaited_s)
+        # The last word before an idle time stays.
+        if self.is_idle or self.figures.is_memory_due(now):
+            disk_nbytes = self.cold.nbytes if self.cold is not None else 0
+            self.figures.memory(self._engine.nbytes, self._scheduler, disk_nbytes, now)
+
     def _read(self, launched: _InFlight) -> None:
+        began_s = self._clock()
         result = launched.step.read()
         now = self._clock()
+        self._awaited_s += now - began_s
         # The device worked on it since it was launched, or since it was done with the last one.
         seconds = now - max(launched.at_s, self.figures.last_read_s)
         self._scheduler.observe(seconds, launched.num_prefill_tokens, launched.num_decode_rows)
@@ -313,6 +327,7 @@ class GenerationLoop:
 
     def _open(self, claim: Claim, opened: Opened) -> None:
         now = self._clock()
+        self.figures.opened(claim, restarts=opened.restart_reason is not None)
         if opened.restart_reason is not None:
             log.warning("restarted", job_id=claim.job_id, reason=opened.restart_reason)
             self._sink.restart(claim.job_id)
@@ -351,7 +366,7 @@ class GenerationLoop:
         self._send_end(run.job.job_id, end)
 
     def _send_end(self, job_id: str, end: End) -> None:
-        self._metrics.ends.labels(end.type).inc()
+        self._metrics.ended(end)
         self._sink.end(job_id, end)
 
     def _publish(self, run: JobRun) -> None:

@@ -1,5 +1,6 @@
 """The worker's figures for Prometheus, under names that start with `headwater_`."""
 
+from headwater.schemas import End, Failed
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -23,16 +24,31 @@ class WorkerMetrics:
         self.reused = self._counter("prompt_tokens_reused", "Prompt tokens taken from the cache")
         self.generated = self._counter("generated_tokens", "Tokens generated")
         self.preemptions = self._counter("preemptions", "Rows preempted for memory")
-        self.resumed = self._counter("resumed_attempts", "Attempts that continued another's text")
-        self.cached = Counter(
-            "headwater_cached_tokens",
-            "Prompt tokens not computed, by where they were",
-            ["source"],
-            registry=self.registry,
+        self.attempts = self._labelled(
+            "attempts", "Attempts: started, resumed, or restarted over void text", "kind"
         )
-        self.ends = Counter(
-            "headwater_jobs", "Jobs by how they ended", ["end"], registry=self.registry
+        self.cached = self._labelled(
+            "cached_tokens", "Prompt tokens not computed, by where they were", "source"
         )
+        self.publish_lag = self._histogram(
+            "publish_lag_seconds", "From a token to Redis' word that it is there; a trip's oldest"
+        )
+        self.backlog_seconds = self._gauge(
+            "publish_backlog_seconds", "Age of the oldest token that Redis has not confirmed"
+        )
+        self.backlog_bytes = self._gauge("publish_backlog_bytes", "What waits for Redis")
+        self.ready = self._gauge("ready", "1 while /readyz says ok, else 0")
+        self.lease_age = self._gauge("lease_age_seconds", "Since Redis last confirmed the lease")
+        self.disk_tier_off = self._gauge("disk_tier_off", "1 once the disk of the cache has failed")
+        self.disk_bytes = self._gauge("disk_cache_bytes", "Files of prefixes, as last counted")
+        self.ends = self._labelled("jobs", "Jobs by how they ended", "end")
+        self.failures = self._labelled("failed_jobs", "Failed jobs by their code", "code")
+
+    def ended(self, end: End) -> None:
+        """Count a job's end."""
+        self.ends.labels(end.type).inc()
+        if isinstance(end, Failed):
+            self.failures.labels(end.code).inc()
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"headwater_{name}", text, registry=self.registry, buckets=_SECONDS)
@@ -42,3 +58,6 @@ class WorkerMetrics:
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(f"headwater_{name}", text, registry=self.registry)
+
+    def _labelled(self, name: str, text: str, label: str) -> Counter:
+        return Counter(f"headwater_{name}", text, [label], registry=self.registry)

@@ -199,7 +199,11 @@ class Outbox:
     is_lost: bool = False
     """Whether the job is not ours any more: nothing of it is written, and it only stands here
     until the engine has let go of it."""
+    pending_since_s: float | None = None
+    """When the oldest of *pending* came, on the publisher's clock."""
     unacknowledged: Entry | None = None
+    unacknowledged_since_s: float | None = None
+    """When the oldest of what it tells came, on the same clock."""
     acknowledged: deque[Entry] = field(default_factory=lambda: deque(maxlen=_KEPT_ENTRIES))
     """This attempt's newest entries that the server has confirmed; it may lose them all the
     same."""
@@ -221,6 +225,11 @@ class Outbox:
         return self.claim.job_id
 
     @property
+    def oldest_s(self) -> float | None:
+        """When the oldest came that the server has not confirmed; None when it has it all."""
+        return self.unacknowledged_since_s or self.pending_since_s
+
+    @property
     def newest_seq(self) -> int:
         """The highest number that this attempt can have in the stream; its last entry's, if any."""
         return self.next_seq if self.last is not None else self.next_seq - 1
@@ -229,6 +238,7 @@ class Outbox:
         """Tell readers to drop what they have; what waits to be told is void, too."""
         self.restart = True
         self.pending.clear()
+        self.pending_since_s = None
 
     def next_entry(self, worker_id: str, sampler_version: int) -> Entry | None:
         """Return the entry to send now: the unacknowledged one again, or a new one.
@@ -243,6 +253,7 @@ class Outbox:
         elif self.unacknowledged is None and self.pending:
             parts = self.pending.take()
             self.told.add(parts)
+            self.unacknowledged_since_s, self.pending_since_s = self.pending_since_s, None
             self._open(Delta(parts=parts))
         return self.unacknowledged
 
@@ -251,7 +262,7 @@ class Outbox:
         if self.unacknowledged is not None:
             self.acknowledged.append(self.unacknowledged)
             self.is_silent = self.is_silent and not isinstance(self.unacknowledged.event, Delta)
-            self.unacknowledged = None
+            self.unacknowledged = self.unacknowledged_since_s = None
 
     def rewind(self, last_id: EntryId) -> list[Entry] | None:
         """Return the confirmed entries that a server whose last entry is *last_id* has lost.
@@ -272,6 +283,7 @@ class Outbox:
         self.restart = self.restart or self.has_restarted
         self.attempt = attempt
         self.next_seq = 1
+        self.pending_since_s, self.unacknowledged_since_s = self.oldest_s, None
         self.unacknowledged = None
         self.acknowledged.clear()
         self.is_silent = True

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,9 +55,16 @@ class Publisher:
         *,
         drop: Callable[[Drop], None],
         on_death: Callable[[BaseException], None],
+        on_written: Callable[[float], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """*drop* tells the engine of a job that is not ours any more; *on_death* must end us."""
+        """*drop* tells the engine of a job that is not ours any more; *on_death* must end us.
+
+        *on_written* is told the age of the oldest token of every trip that the server confirmed.
+        """
         self._settings = settings
+        self._on_written = on_written
+        self._clock = clock
         self._streams = JobStreams(redis)
         self._finalizer = Finalizer(redis, book, stream_ttl_ms=settings.stream_ttl_ms)
         self._drop = drop
@@ -78,6 +86,19 @@ class Publisher:
         """Jobs of ours whose last entry is not written."""
         with self._lock:
             return len(self._ours())
+
+    @property
+    def backlog_s(self) -> float:
+        """Age of the oldest token that the server has not confirmed."""
+        with self._lock:
+            since = [box.oldest_s for box in self._ours()]
+        oldest = min((each for each in since if each is not None), default=None)
+        return 0.0 if oldest is None else self._clock() - oldest
+
+    @property
+    def backlog_bytes(self) -> int:
+        """What waits for the server."""
+        return self._pending_bytes
 
     @property
     def has_room(self) -> bool:
@@ -119,6 +140,7 @@ class Publisher:
                 return
             before = outbox.pending.nbytes
             outbox.pending.add(parts)
+            outbox.pending_since_s = outbox.pending_since_s or self._clock()
             self._pending_bytes += outbox.pending.nbytes - before
             self._wake()
 
@@ -216,11 +238,21 @@ class Publisher:
             return
         triples = [(box.job_id, entry.id, entry.event) for box, entry in entries]
         outcomes = self._streams.append_all(triples, self._settings.running_ttl_ms)
+        self._tell_age(
+            box
+            for (box, _), outcome in zip(entries, outcomes, strict=True)
+            if outcome is Appended.WRITTEN
+        )
         for (box, _), outcome in zip(entries, outcomes, strict=True):
             with self._alone(box):
                 self._appended(box, outcome)
         if Appended.LATER in outcomes:
             raise TakesNoWrites("the server takes no writes now")
+
+    def _tell_age(self, written: Iterable[Outbox]) -> None:
+        since = [box.unacknowledged_since_s for box in written]
+        if oldest := [each for each in since if each is not None]:
+            self._on_written(self._clock() - min(oldest))
 
     def _next_entry(self, outbox: Outbox) -> Entry | None:
         return outbox.next_entry(self._settings.worker_id, self._settings.sampler_version)

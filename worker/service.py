@@ -51,6 +51,7 @@ class Worker:
             self.worker_id,
             post=lambda message: self._engine.post(message),
             step_s=lambda: self._engine.step_s,
+            metrics=self._metrics,
             on_death=self._on_death,
         )
         self._engine = EngineThread(
@@ -219,6 +220,7 @@ class Worker:
         )
 
     def _serve_health(self) -> HealthServer:
+        self._watch_gauges()
         server = HealthServer(
             self._settings.metrics_host,
             self._settings.metrics_port or 0,
@@ -228,6 +230,19 @@ class Worker:
         )
         log.info("metrics", host=self._settings.metrics_host, port=server.port)
         return server
+
+    def _watch_gauges(self) -> None:
+        """Let what is asked for at a scrape be read then, from the scrape's thread."""
+        publisher, metrics = self._station.publisher, self._metrics
+        metrics.ready.set_function(lambda: float(self._what_is_missing() is None))
+        metrics.lease_age.set_function(lambda: self._station.lease_age_s if self._is_open else 0.0)
+        metrics.backlog_seconds.set_function(lambda: publisher.backlog_s)
+        metrics.backlog_bytes.set_function(lambda: publisher.backlog_bytes)
+        metrics.disk_tier_off.set_function(lambda: float(self._has_lost_disk()))
+
+    def _has_lost_disk(self) -> bool:
+        cold = self._engine.loop.result().cold if self._is_open else None
+        return cold is not None and cold.is_off
 
     def _what_is_dead(self) -> str | None:
         if self._death is not None:

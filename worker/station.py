@@ -15,6 +15,7 @@ from .intake.maintenance import Maintenance
 from .intake.registration import Registration
 from .intake.settings import IntakeSettings
 from .messages import Message
+from .metrics import WorkerMetrics
 from .publisher import Publisher, PublisherSettings
 from .redis_client import connect
 from .settings import WorkerSettings
@@ -36,9 +37,11 @@ class Station:
         *,
         post: Callable[[Message], None],
         step_s: Callable[[], float],
+        metrics: WorkerMetrics,
         on_death: Callable[[BaseException], None],
     ) -> None:
         """*step_s* tells how long the engine's last step took, for the pace of the intake."""
+        self._metrics = metrics
         self._settings = settings
         self._worker_id = worker_id
         self._post = post
@@ -68,6 +71,7 @@ class Station:
             ),
             drop=post,
             on_death=on_death,
+            on_written=metrics.publish_lag.observe,
         )
 
     def open(
@@ -94,6 +98,7 @@ class Station:
             step_s=self._step_s,
             hears_bell=lambda: self._listener.is_subscribed.is_set(),
             on_death=self._on_death,
+            on_end=self._metrics.ended,
         )
         self._maintenance = Maintenance(
             connect(self._settings.redis),

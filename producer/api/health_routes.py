@@ -14,6 +14,7 @@ from ..job_view import read_jobs, recent_job_ids
 from ..openai_protocol.caller import Caller
 from ..status import read_status
 from .access import CallerOf, ServicesOf
+from .gauges import read_gauges
 from .job_routes import job_object
 from .services import Services
 
@@ -44,7 +45,7 @@ async def ready(services: ServicesOf) -> PlainTextResponse:
 @router.get("/metrics")
 async def metrics(services: ServicesOf) -> Response:
     """Return the figures for Prometheus."""
-    await asyncio.to_thread(_read_gauges, services)
+    await asyncio.to_thread(read_gauges, services.redis, services.metrics)
     return Response(generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -61,17 +62,6 @@ async def page() -> HTMLResponse:
     policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
     headers = {"Content-Security-Policy": policy + "connect-src 'self'; img-src data:"}
     return HTMLResponse(await asyncio.to_thread(_PAGE.read_text, "utf-8"), headers=headers)
-
-
-def _read_gauges(services: Services) -> None:
-    try:
-        found = read_status(services.redis)
-    except RedisError:
-        return  # the other figures are wanted most when Redis is away
-    services.metrics.workers.set(len(found.workers))
-    services.metrics.queue_depth.clear()
-    for queue in found.queues:
-        services.metrics.queue_depth.labels(queue.name).set(queue.depth)
 
 
 def _status(services: Services, caller: Caller) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The HTTP server's figures for Prometheus, under names that start with `headwater_api_`."""
+"""The HTTP server's figures for Prometheus: `headwater_api_...`, and `headwater_redis_...`."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -34,14 +34,29 @@ class ApiMetrics:
             "Jobs cancelled because their client went away",
             registry=self.registry,
         )
-        self.queue_depth = Gauge(
-            "headwater_api_queue_depth",
-            "Jobs that wait, by queue; read when asked for",
-            ["queue"],
-            registry=self.registry,
+        self.queue_depth = self._gauge(
+            "api_queue_depth", "Jobs that wait; read when asked for", "model", "queue"
         )
-        self.workers = Gauge(
-            "headwater_api_live_workers",
-            "Workers whose lease holds; read when asked for",
-            registry=self.registry,
+        self.oldest_wait = self._gauge(
+            "api_oldest_wait_seconds",
+            "How long a queue's first job has waited; read when asked for",
+            "model",
+            "queue",
         )
+        self.workers = self._gauge(
+            "api_live_workers", "Workers whose lease holds; read when asked for", "model"
+        )
+        self.quarantined = self._gauge(
+            "api_quarantined_jobs", "Ids whose jobs could not be read, in the list of them", "model"
+        )
+        self.redis_up = self._gauge("redis_up", "1 when Redis answered this scrape, else 0")
+        self.redis_memory = self._gauge("redis_used_memory_bytes", "What Redis takes")
+        self.redis_max_memory = self._gauge("redis_max_memory_bytes", "Its limit; 0 for none")
+        self.redis_persists = self._gauge("redis_aof_enabled", "1 when Redis writes an AOF")
+        self.redis_aof_ok = self._gauge("redis_aof_ok", "1 when the AOF's last write succeeded")
+        self.redis_refusals = self._gauge(
+            "redis_refused_commands", "Commands refused since Redis started, by error", "error"
+        )
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"headwater_{name}", text, labels, registry=self.registry)

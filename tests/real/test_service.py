@@ -164,6 +164,11 @@ def test_metrics_and_health_are_served(own_server: EmbeddedServer, own_producer:
     assert status == 200
     assert 'headwater_jobs_total{end="finished"} 1.0' in metrics
     assert "headwater_generated_tokens_total 3.0" in metrics
+    assert "headwater_queue_wait_seconds_count 1.0" in metrics
+    assert 'headwater_attempts_total{kind="started"} 1.0' in metrics
+    assert "headwater_ready 1.0" in metrics
+    assert "headwater_publish_backlog_seconds 0.0" in metrics
+    assert "headwater_publish_lag_seconds_count 0.0" not in metrics
     assert _get(port, "/healthz") == (200, "ok\n")
     assert _get(port, "/readyz") == (200, "ok\n")
     assert _get(port, "/nothing")[0] == 404

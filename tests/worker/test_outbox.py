@@ -180,3 +180,43 @@ def test_a_long_prompt_goes_out_in_entries_of_a_bounded_size_before_the_text() -
         again.append(entry.event)
         outbox.acknowledge()
     assert again == [entry.event for entry in entries]
+
+
+def test_the_oldest_token_that_is_not_confirmed_is_known() -> None:
+    """What lies in an entry on its way is older than what waits behind it."""
+    outbox = _outbox()
+    assert outbox.oldest_s is None
+
+    outbox.pending.add([_part(0, 0, "a")])
+    outbox.pending_since_s = 1.0
+    _next(outbox)
+    outbox.pending.add([_part(1, 1, "b")])
+    outbox.pending_since_s = 2.0
+    assert outbox.oldest_s == outbox.unacknowledged_since_s == 1.0
+
+    outbox.acknowledge()
+    assert outbox.oldest_s == 2.0
+
+
+def test_what_is_told_anew_is_as_old_as_it_was() -> None:
+    """A lost stream must not make the lag look small."""
+    outbox = _outbox()
+    outbox.pending.add([_part(0, 0, "a")])
+    outbox.pending_since_s = 1.0
+    _next(outbox)
+
+    outbox.begin_anew(4)
+
+    assert outbox.oldest_s == outbox.pending_since_s == 1.0
+    assert outbox.unacknowledged_since_s is None
+
+
+def test_void_text_has_no_age() -> None:
+    """Nobody waits for what a restart makes void."""
+    outbox = _outbox()
+    outbox.pending.add([_part(0, 0, "a")])
+    outbox.pending_since_s = 1.0
+
+    outbox.void()
+
+    assert outbox.oldest_s is None

@@ -121,6 +121,7 @@ class _Worker:
             _WORKER_ID,
             post=self._post,
             step_s=lambda: self.loop.figures.step_s,
+            metrics=WorkerMetrics(),
             on_death=self._on_death,
         )
         publisher = self._station.publisher

@@ -61,9 +61,14 @@ class Claimer:
         settings: IntakeSettings,
         *,
         is_held: Callable[[str], bool],
+        on_end: Callable[[End], None] = lambda _: None,
     ) -> None:
-        """*is_held* tells whether the engine has not yet let go of a job that we lost."""
+        """*is_held* tells whether the engine has not yet let go of a job that we lost.
+
+        *on_end* is told of jobs that end here, without having been run.
+        """
         self._is_held = is_held
+        self._on_end = on_end
         self._redis = redis
         self._book = book
         self._settings = settings
@@ -212,6 +217,8 @@ class Claimer:
             if isinstance(error, RedisError) and is_passing(error):
                 raise
             log.warning("stream_broken", job_id=job_id, error=str(error))
+        else:
+            self._on_end(end)
 
     def _quarantine(self, queue_name: str, job_id: bytes, reason: str) -> None:
         log.warning("quarantined", job_id=job_id[:200], queue=queue_name, reason=reason)
@@ -269,6 +276,7 @@ class Claimer:
         if end is not None:
             log.info("ended_early", job_id=job.job_id, end=end.type, attempt=begun.attempt)
             self._finalizer.close(running, EntryId(begun.attempt, 1), end)
+            self._on_end(end)
             return None
         return claim
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import structlog
+from headwater.schemas import End
 from redis import Redis
 from redis.exceptions import RedisError
 
@@ -68,15 +69,17 @@ class Intake:
         step_s: Callable[[], float],
         hears_bell: Callable[[], bool],
         on_death: Callable[[BaseException], None],
+        on_end: Callable[[End], None] = lambda _: None,
     ) -> None:
         """*step_s* tells how long the engine's last step took; 0 before the first one.
 
-        *hears_bell* tells whether `ring` is called when there is something to look at.
+        *hears_bell* tells whether `ring` is called when there is something to look at. *on_end*
+        is told of jobs that end at their claim.
         """
         self._claims = claims
         self._settings = settings
         self._post = post
-        self._claimer = Claimer(redis, book, settings, is_held=claims.holds)
+        self._claimer = Claimer(redis, book, settings, is_held=claims.holds, on_end=on_end)
         self._lookout = Lookout(redis, settings.model)
         self._step_s = step_s
         self._hears_bell = hears_bell

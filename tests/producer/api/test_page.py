@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -140,4 +141,6 @@ def test_health_and_figures_need_no_key(http: httpx2.Client) -> None:
 
     labels = 'method="GET",route="/v1/models",status="200"'
     assert f"headwater_api_requests_total{{{labels}}}" in metrics
-    assert "headwater_api_live_workers 1.0" in metrics
+    assert 'headwater_api_live_workers{model="tiny"} 1.0' in metrics
+    assert "headwater_redis_up 1.0" in metrics
+    assert re.search(r"^headwater_redis_used_memory_bytes [1-9]", metrics, re.MULTILINE)

@@ -12,6 +12,7 @@ from headwater.schemas import (
     CacheReport,
     ChoiceEnd,
     DeltaPart,
+    End,
     Finished,
     FinishReason,
     GenerationJob,
@@ -63,6 +64,10 @@ class Station:
     def __post_init__(self) -> None:
         self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.deaths: list[BaseException] = []
+        self.ends: list[End] = []
+        """Of jobs that ended at their claim."""
+        self.ages: list[float] = []
+        """Of the oldest token of each trip."""
         self.report = CacheReport(
             memory=MemoryCache(
                 nbytes=0,
@@ -88,6 +93,7 @@ class Station:
             PublisherSettings(worker_id=self.worker_id, sampler_version=1),
             drop=self.inbox.put,
             on_death=self.deaths.append,
+            on_written=self.ages.append,
         )
         self.intake = Intake(
             self.redis,
@@ -98,6 +104,7 @@ class Station:
             step_s=lambda: 0.0,
             hears_bell=lambda: False,
             on_death=self.deaths.append,
+            on_end=self.ends.append,
         )
         self.maintenance = Maintenance(
             connect(self.url),

@@ -213,6 +213,7 @@ def test_three_strikes_are_a_dead_letter(redis: Redis, station: Stations, submit
     end = JobStreams(redis).read(job_id)[-1].event
     assert isinstance(end, Failed)
     assert end.code == "poisoned"
+    assert heir.ends == [end]
     assert status_of(redis, job_id) == "failed"
 
 
