@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+import orjson
 import pytest
 from headwater.producer.client import Producer, SubmitSettings, new_job
 from headwater.producer.embedded import EmbeddedServer
@@ -162,6 +163,20 @@ StartWorker = Callable[..., FaultyWorker]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model on disk."""
     return write_random_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def format_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another one, with a token of two letters: response formats can be enforced on it."""
+    folder = write_random_model(tmp_path_factory.mktemp("formats"))
+    path = folder / "tokenizer.json"
+    tokenizer = orjson.loads(path.read_bytes())
+    vocabulary = tokenizer["model"]["vocab"]
+    rarest = max(vocabulary, key=lambda token: (len(token) == 1, vocabulary[token]))
+    vocabulary["th"] = vocabulary.pop(rarest)
+    tokenizer["model"]["merges"] = [["t", "h"]]
+    path.write_bytes(orjson.dumps(tokenizer))
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,13 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from headwater.producer.client import Producer
+from headwater.producer.embedded import EmbeddedServer
 from headwater.producer.errors import UnknownJob
 from headwater.producer.result import ChoiceResult, collect
 from headwater.schemas import END_TYPES, Failed, Finished, decode_entry, keys
@@ -15,10 +17,10 @@ from headwater.schemas import END_TYPES, Failed, Finished, decode_entry, keys
 from tests.faults.conftest import (
     QUEUE,
     FaultyWorker,
-    StartWorker,
     check_no_lasting_key,
     job,
     result_of,
+    worker_starter,
 )
 from tests.faults.malformed import BROKEN, KINDS, UNKNOWN, Kind, submit_wrong
 
@@ -98,8 +100,9 @@ class Field:
 
 
 @pytest.fixture
-def worker(start_worker: StartWorker) -> FaultyWorker:
-    return start_worker("--max-batch", "8", "--kv-budget-mb", "64")
+def worker(server: EmbeddedServer, format_model: Path) -> Iterator[FaultyWorker]:
+    with worker_starter(server.url, format_model) as start:
+        yield start("--max-batch", "8", "--kv-budget-mb", "64")
 
 
 @pytest.fixture
@@ -144,8 +147,8 @@ def test_ten_thousand_wrong_jobs_cost_no_memory(
         sowing.sow(ROUND)
         sizes.append(process.memory_info().rss)
 
-    print(f"RSS after 1,000: {base / 2**20:.1f} MiB; then {min(sizes) / 2**20:.1f}"
-          f" to {max(sizes) / 2**20:.1f}, at the end {sizes[-1] / 2**20:.1f}")  # fmt: skip
+    print(f"RSS in MiB after 1,000: {base / 2**20:.1f}; then, round by round:")
+    print(*(f"{size / 2**20:.1f}" for size in sizes))
     assert sizes[-1] <= 1.05 * base
     check_nothing_is_left(producer)
     assert worker.stop() == 0
