@@ -138,6 +138,7 @@ def test_redis_stays_at_the_edges() -> None:
         "worker/intake/",
         "worker/streams.py",
         "worker/publisher",
+        "worker/outages.py",
         "worker/redis_client.py",
         "worker/service.py",
         "worker/startup.py",

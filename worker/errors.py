@@ -5,6 +5,7 @@
     x JobRejected         the job is at fault: it fails with a code, nothing else is touched
     x EngineUnsound       the engine is at fault: jobs are handed back, the process exits non-zero
     x StartupError        the worker can't start: one line that says what to do
+    x LoginRefused        the server lets a running worker in no more: it exits non-zero
 """
 
 from headwater.schemas.errors import HeadwaterError
@@ -29,3 +30,7 @@ class EngineUnsound(WorkerError):
 
 class StartupError(WorkerError):
     """The worker can't start as it was asked to."""
+
+
+class LoginRefused(WorkerError):
+    """The server has let a running worker in no more, for longer than it waits."""

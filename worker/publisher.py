@@ -15,6 +15,7 @@ from redis.exceptions import RedisError, ResponseError
 from .booking.finalize import Closing, Finalizer
 from .booking.rq_jobs import RQBook, RunningJob
 from .messages import Claim, Drop
+from .outages import Outages
 from .outbox import Entry, LastEntry, Outbox
 from .redis_client import TakesNoWrites, is_passing
 from .streams import Appended, Begun, JobStreams
@@ -57,6 +58,7 @@ class Publisher:
         on_death: Callable[[BaseException], None],
         on_written: Callable[[float], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
+        outages: Outages | None = None,
     ) -> None:
         """*drop* tells the engine of a job that is not ours any more; *on_death* must end us.
 
@@ -75,6 +77,7 @@ class Publisher:
         self._needs_check = False
         """Whether the server may have lost confirmed entries (it was away)."""
         self._pause_s = _FIRST_PAUSE_S
+        self._outages = outages or Outages()
         self._thread = WatchedThread("publisher", self._run, on_death)
 
     def start(self) -> None:
@@ -211,14 +214,12 @@ class Publisher:
             self._send_entries()
             self._close_jobs()
         except RedisError as error:
-            if not is_passing(error):
-                raise
             self._back_off(error)
         else:
             self._pause_s = _FIRST_PAUSE_S
 
     def _back_off(self, error: RedisError) -> None:
-        log.warning("redis_unavailable", error=str(error), pause_s=round(self._pause_s, 3))
+        self._outages.note("redis_unavailable", error, pause_s=round(self._pause_s, 3))
         self._needs_check = True
         with self._lock:
             self._has_news = True

@@ -13,6 +13,7 @@ from redis.exceptions import RedisError
 
 from .announcement import Announcement
 from .engine_thread import EngineThread, HandBack, Wake
+from .errors import LoginRefused
 from .health import HealthServer
 from .metrics import WorkerMetrics
 from .parting import let_go
@@ -164,6 +165,9 @@ class Worker:
         if self._death is None:
             self._engine.post(HandBack("the worker stops"))
         else:
+            if isinstance(self._death, LoginRefused):
+                # Nothing can be handed back; the leases lapse.
+                raise self._death
             log.critical("thread_died", exc_info=self._death)
             let_go(self._station.publisher, self._death)
         is_closed = self._station.publisher.wait_until_closed(_LAST_WORDS_S)

@@ -40,7 +40,8 @@ class WorkerSettings(BaseSettings):
     """redis://, rediss:// or unix:// URL; the command line can start an embedded server."""
 
     connect_timeout_s: float = Field(default=60.0, ge=0)
-    """How long a worker that starts waits for a server that is away, loading or read-only."""
+    """How long a worker that starts waits for a server that is away, loading or read-only; one that
+    runs waits as long where its login is refused."""
     adapters: Annotated[dict[Alias, str], NoDecode, BeforeValidator(_parse_adapters)] = {}
     """LoRA adapters that jobs may name, alias=directory with commas between them."""
 

@@ -16,6 +16,7 @@ from .intake.registration import Registration
 from .intake.settings import IntakeSettings
 from .messages import Message
 from .metrics import WorkerMetrics
+from .outages import Outages
 from .publisher import Publisher, PublisherSettings
 from .redis_client import connect
 from .settings import WorkerSettings
@@ -47,6 +48,7 @@ class Station:
         self._post = post
         self._step_s = step_s
         self._on_death = on_death
+        self._outages = Outages(settings.connect_timeout_s)
         stream_ttl_ms = int(settings.stream_ttl_s * 1000)
         self._intake_settings = IntakeSettings(
             worker_id=worker_id,
@@ -72,6 +74,7 @@ class Station:
             drop=post,
             on_death=on_death,
             on_written=metrics.publish_lag.observe,
+            outages=self._outages,
         )
 
     def open(
@@ -99,6 +102,7 @@ class Station:
             hears_bell=lambda: self._listener.is_subscribed.is_set(),
             on_death=self._on_death,
             on_end=self._metrics.ended,
+            outages=self._outages,
         )
         self._maintenance = Maintenance(
             connect(self._settings.redis),
@@ -106,6 +110,7 @@ class Station:
             self._intake_settings,
             claims=self.publisher.claims,
             on_death=self._on_death,
+            outages=self._outages,
         )
         self._listener = self._new_listener()
         self._heartbeat.start()
@@ -150,6 +155,7 @@ class Station:
             ring=self._intake.ring,
             hurry=self._heartbeat.hurry,
             on_death=self._on_death,
+            outages=self._outages,
         )
 
     def _new_heartbeat(
@@ -165,6 +171,7 @@ class Station:
             caches=CacheWire(self._worker_id, report=cache_report, post=self._post),
             drop=self.publisher.abandon,
             on_death=self._on_death,
+            outages=self._outages,
         )
 
     def _book(self) -> RQBook:

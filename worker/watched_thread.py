@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable
 
+from .errors import WorkerError
+
 
 class WatchedThread:
     """Runs *body* on a daemon thread; any error that ends it goes to *on_death*, then on.
@@ -31,6 +33,9 @@ class WatchedThread:
     def _run(self) -> None:
         try:
             self._body()
+        except WorkerError as error:
+            # It says itself what is to be done; where it came from helps nobody.
+            self._on_death(error)
         except BaseException as error:
             self._on_death(error)
             raise

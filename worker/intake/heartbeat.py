@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from ..booking.rq_jobs import RQBook, RunningJob
 from ..messages import Claim
-from ..redis_client import is_passing
+from ..outages import Outages
 from ..watched_thread import WatchedThread
 from .cache_wire import CacheWire
 from .registration import Registration
@@ -40,6 +40,7 @@ class Heartbeat:
         caches: CacheWire,
         drop: Callable[[str], None],
         on_death: Callable[[BaseException], None],
+        outages: Outages | None = None,
     ) -> None:
         self._redis = redis
         self._book = book
@@ -50,6 +51,7 @@ class Heartbeat:
         self._caches = caches
         self._drop = drop
         self._wake = threading.Event()
+        self._outages = outages or Outages()
         self._thread = WatchedThread("heartbeat", self._run, on_death)
         self.last_beat_s = time.monotonic()
         """When Redis last confirmed the lease."""
@@ -122,9 +124,7 @@ class Heartbeat:
                 self._lose_all()
             self.beat()
         except RedisError as error:
-            if not is_passing(error):
-                raise
-            log.warning("heartbeat_failed", error=str(error))
+            self._outages.note("heartbeat_failed", error)
 
     def _lose_all(self) -> None:
         """Nobody may think that we are alive: others are free to take our jobs."""

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from ..booking.rq_jobs import RQBook
 from ..messages import Admit, Cancel, Claim, Message
-from ..redis_client import is_passing
+from ..outages import Outages
 from ..watched_thread import WatchedThread
 from .claimer import Claimer, ClaimPostponed
 from .fair_share import FairShare, QueueId
@@ -70,6 +70,7 @@ class Intake:
         hears_bell: Callable[[], bool],
         on_death: Callable[[BaseException], None],
         on_end: Callable[[End], None] = lambda _: None,
+        outages: Outages | None = None,
     ) -> None:
         """*step_s* tells how long the engine's last step took; 0 before the first one.
 
@@ -89,6 +90,7 @@ class Intake:
         """Jobs whose cancellation the engine has been told of."""
         self._drain = threading.Event()
         self._bell = threading.Event()
+        self._outages = outages or Outages()
         self._thread = WatchedThread("intake", self._run, on_death)
 
     def start(self) -> None:
@@ -122,9 +124,7 @@ class Intake:
             waiting = self._look()
             has_claimed = self._claim_next(waiting)
         except RedisError as error:
-            if not is_passing(error):
-                raise
-            log.warning("intake_paused", error=str(error))
+            self._outages.note("intake_paused", error)
             self._thread.stopping.wait(_OUTAGE_PAUSE_S)
             return
         if not has_claimed:

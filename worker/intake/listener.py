@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from rq.command import PUBSUB_CHANNEL_TEMPLATE
 
 from ..messages import Cancel, Claim
-from ..redis_client import is_passing
+from ..outages import Outages
 from ..watched_thread import WatchedThread
 
 log = structlog.get_logger()
@@ -40,6 +40,7 @@ class Listener:
         ring: Callable[[], None],
         hurry: Callable[[], None],
         on_death: Callable[[BaseException], None],
+        outages: Outages | None = None,
     ) -> None:
         """*ring* is called when there is something to do, *hurry* when the caches are meant."""
         self._redis = redis
@@ -50,6 +51,7 @@ class Listener:
         self._ring = ring
         self._hurry = hurry
         self.is_subscribed = threading.Event()
+        self._outages = outages or Outages()
         self._thread = WatchedThread("listener", self._run, on_death)
 
     def start(self) -> None:
@@ -65,10 +67,8 @@ class Listener:
             try:
                 self._listen()
             except RedisError as error:
-                if not is_passing(error):
-                    raise
                 self.is_subscribed.clear()
-                log.warning("listener_paused", error=str(error))
+                self._outages.note("listener_paused", error)
                 self._thread.stopping.wait(_OUTAGE_PAUSE_S)
 
     def _listen(self) -> None:

@@ -19,6 +19,7 @@ from rq.registry import FailedJobRegistry
 from ..booking.finalize import record_end
 from ..booking.rq_jobs import RQBook, RunningJob, job_keys
 from ..messages import Claim
+from ..outages import Outages
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
 from .executions import survey
@@ -41,6 +42,7 @@ class Maintenance:
         *,
         claims: Callable[[], Iterable[Claim]],
         on_death: Callable[[BaseException], None],
+        outages: Outages | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis
@@ -48,6 +50,7 @@ class Maintenance:
         self._settings = settings
         self._claims = claims
         self._clock = clock
+        self._outages = outages or Outages()
         self._thread = WatchedThread("maintenance", self._run, on_death)
         self._between_since: dict[tuple[str, str], float] = {}
         """When an id was first seen between its queue and an execution."""
@@ -88,11 +91,9 @@ class Maintenance:
             try:
                 self.run_once()
             except RedisError as error:
-                if not is_passing(error):
-                    raise
+                self._outages.note("maintenance_failed", error)
                 # What was seen before an outage says nothing after it.
                 self._unclaimed_since.clear()
-                log.warning("maintenance_failed", error=str(error))
 
     # Executions that nobody works on.
 
