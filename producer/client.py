@@ -3,14 +3,12 @@
 import secrets
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self
 
 from headwater.schemas import EntryId, GenerationJob, JobKind, ModelCard, keys, limits
 from redis import Redis
-from redis.exceptions import WatchError
 
 from .client_cancel import CancelOutcome, cancel_job
 from .client_idempotency import Record, payload_digest
@@ -18,6 +16,7 @@ from .client_queue import JobQueue, job_key, queue_names
 from .connection import connect
 from .errors import DuplicateJob, InvalidRequest, ProducerError, QueueFull, ServerUnavailable
 from .models import ModelDirectory, fit_to_card
+from .patience import OUTAGE_S, Patience
 from .response_formats import check_response_format
 from .result import GenerationResult, collect
 from .tail import TailItem, tail
@@ -70,6 +69,9 @@ class SubmitSettings:
     """Whether jobs are checked against the card of their model. Without it a job for an unknown
     alias waits until a worker with that alias comes."""
     idempotency_ttl_s: int = 24 * 3600
+    outage_s: float = OUTAGE_S
+    """How long a call waits for a server that is away. Every call here may be sent again: jobs
+    have ids, so that a second submit finds the first one's jobs."""
 
 
 class Producer:
@@ -81,8 +83,8 @@ class Producer:
         self.redis = redis if isinstance(redis, Redis) else connect(redis)
         if self.redis.get_encoder().decode_responses:
             raise ServerUnavailable("give a client without decode_responses: jobs are bytes")
-        self.models = ModelDirectory(self.redis)
         self._settings = settings or SubmitSettings()
+        self.models = ModelDirectory(self.redis, self._settings.outage_s)
         self._queue = JobQueue(self.redis)
 
     def close(self) -> None:
@@ -134,7 +136,7 @@ class Producer:
 
     def cancel(self, job_id: str) -> CancelOutcome:
         """Cancel a job; harmless when repeated."""
-        return cancel_job(self.redis, self._queue, job_id)
+        return cancel_job(self.redis, self._queue, job_id, self._settings.outage_s)
 
     def tail(self, job_id: str, after: EntryId | None = None) -> Iterator[TailItem]:
         """Yield what the job writes, from its start or after an entry id. See tail.tail."""
@@ -171,49 +173,49 @@ class Producer:
         if len(set(ids)) < len(ids):
             raise DuplicateJob("a job id appears twice among the jobs to submit")
         was_sent = False
+        patience = Patience(self._settings.outage_s)
         pipeline: Any  # redis-py leaves half of it untyped
-        with self.redis.pipeline() as pipeline:
-            while True:
-                # Also what redis-py makes of a connection that breaks: after a lost reply the
-                # jobs may be there, by us. A server that is away fails the first command.
-                with suppress(WatchError):
-                    # RQ would overwrite a job of the same id, even a running one.
-                    pipeline.watch(*job_keys)
-                    if pipeline.exists(*job_keys):
-                        if was_sent and self._queue.holds(pipeline, jobs):
-                            return ids
-                        raise DuplicateJob(f"job {self._first_existing(ids)} exists already")
-                    self._check_depth(pipeline, jobs)
-                    pipeline.multi()
-                    self._queue.push(pipeline, jobs)
-                    was_sent = True
-                    pipeline.execute()
-                    return ids
+        while True:
+            # Again also where the connection breaks: after a lost reply the jobs may be there, by
+            # us. A new pipeline each time: a broken one is in no state to be used.
+            with patience, self.redis.pipeline() as pipeline:
+                # RQ would overwrite a job of the same id, even a running one.
+                pipeline.watch(*job_keys)
+                if pipeline.exists(*job_keys):
+                    if was_sent and self._queue.holds(pipeline, jobs):
+                        return ids
+                    raise DuplicateJob(f"job {self._first_existing(ids)} exists already")
+                self._check_depth(pipeline, jobs)
+                pipeline.multi()
+                self._queue.push(pipeline, jobs)
+                was_sent = True
+                pipeline.execute()
+                return ids
 
     def _push_once(self, job: GenerationJob, record: Record, idempotency_key: str) -> str:
         record_key = keys.idempotency_key(job.namespace, idempotency_key)
+        patience = Patience(self._settings.outage_s)
         pipeline: Any  # redis-py leaves half of it untyped
-        with self.redis.pipeline() as pipeline:
-            while True:
-                # Somebody was quicker, or the connection broke: look again.
-                with suppress(WatchError):
-                    pipeline.watch(record_key)
-                    known = Record.parse(pipeline.get(record_key))
+        while True:
+            # Somebody was quicker, or the connection broke: look again.
+            with patience, self.redis.pipeline() as pipeline:
+                pipeline.watch(record_key)
+                known = Record.parse(pipeline.get(record_key))
+                if known is not None:
+                    known.check(record, idempotency_key)
+                    job = job.model_copy(update={"job_id": known.job_id})
+                pipeline.watch(job_key(job.job_id))
+                if pipeline.exists(job_key(job.job_id)):
                     if known is not None:
-                        known.check(record, idempotency_key)
-                        job = job.model_copy(update={"job_id": known.job_id})
-                    pipeline.watch(job_key(job.job_id))
-                    if pipeline.exists(job_key(job.job_id)):
-                        if known is not None:
-                            return known.job_id
-                        raise DuplicateJob(f"job {job.job_id} exists already")
-                    self._check_depth(pipeline, [job])
-                    pipeline.multi()
-                    stored = record._replace(job_id=job.job_id).encode()
-                    pipeline.set(record_key, stored, ex=self._settings.idempotency_ttl_s)
-                    self._queue.push(pipeline, [job])
-                    pipeline.execute()
-                    return job.job_id
+                        return known.job_id
+                    raise DuplicateJob(f"job {job.job_id} exists already")
+                self._check_depth(pipeline, [job])
+                pipeline.multi()
+                stored = record._replace(job_id=job.job_id).encode()
+                pipeline.set(record_key, stored, ex=self._settings.idempotency_ttl_s)
+                self._queue.push(pipeline, [job])
+                pipeline.execute()
+                return job.job_id
 
     def _check_depth(self, pipeline: Any, jobs: list[GenerationJob]) -> None:
         limit = self._settings.max_queue_depth

@@ -1,12 +1,10 @@
 """Cancelling a job: a durable wish for its worker, or its end at once while it is queued."""
 
-from contextlib import suppress
 from enum import Enum
 from typing import Any
 
 from headwater.schemas import Cancelled, keys
 from redis import Redis
-from redis.exceptions import WatchError
 
 from .client_queue import (
     RQ_FIELDS,
@@ -17,6 +15,7 @@ from .client_queue import (
     parse_rq_job,
     read_payload,
 )
+from .patience import OUTAGE_S, Patience
 from .stream_close import close_command
 
 CANCEL_TTL_S = 7 * 24 * 3600
@@ -41,14 +40,16 @@ class CancelOutcome(Enum):
         }[self]
 
 
-def cancel_job(redis: Redis, queue: JobQueue, job_id: str) -> CancelOutcome:
+def cancel_job(
+    redis: Redis, queue: JobQueue, job_id: str, outage_s: float = OUTAGE_S
+) -> CancelOutcome:
     """Cancel a job; repeating it changes nothing and repairs a cancel that was cut short."""
+    patience = Patience(outage_s)
     pipeline: Any  # redis-py leaves half of it untyped
-    with redis.pipeline() as pipeline:
-        while True:
-            # The job went on meanwhile, or the connection broke: look again.
-            with suppress(WatchError):
-                return _try_to_cancel(pipeline, queue, job_id)
+    while True:
+        # The job went on meanwhile, or the connection broke: look again.
+        with patience, redis.pipeline() as pipeline:
+            return _try_to_cancel(pipeline, queue, job_id)
 
 
 def _try_to_cancel(pipeline: Any, queue: JobQueue, job_id: str) -> CancelOutcome:

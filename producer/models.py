@@ -7,6 +7,7 @@ from redis import Redis
 from redis.exceptions import NoPermissionError
 
 from .errors import InvalidRequest, PromptTooLong, TokenizationError, UnknownModel
+from .patience import OUTAGE_S, insist
 from .tokenization import Tokenizer
 
 _MAX_LISTED = 20
@@ -15,21 +16,26 @@ _MAX_LISTED = 20
 class ModelDirectory:
     """Cards and tokenizers, fetched once and kept; a card is fetched again on request only."""
 
-    def __init__(self, redis: Redis) -> None:
+    def __init__(self, redis: Redis, outage_s: float = OUTAGE_S) -> None:
+        """*outage_s*: how long a read waits for a server that is away."""
         self._redis = redis
+        self._outage_s = outage_s
         self._cards: dict[str, ModelCard] = {}
         self._tokenizers: dict[str, Tokenizer] = {}
 
     def aliases(self) -> list[str]:
         """Return the aliases that have a card, sorted."""
         prefix = keys.model_card_key("")
-        found = self._redis.scan_iter(match=keys.model_card_key("*"), count=1000)
-        return sorted(key.decode().removeprefix(prefix) for key in found)
+        pattern = keys.model_card_key("*")
+        found = insist(
+            lambda: list(self._redis.scan_iter(match=pattern, count=1000)), self._outage_s
+        )
+        return sorted({key.decode().removeprefix(prefix) for key in found})
 
     def card(self, alias: str, *, refresh: bool = False) -> ModelCard:
         """Return the card behind *alias*; raises UnknownModel, which lists the known ones."""
         if refresh or alias not in self._cards:
-            data = self._redis.get(keys.model_card_key(alias))
+            data = self._get(keys.model_card_key(alias))
             if data is None:
                 self._cards.pop(alias, None)
                 raise UnknownModel(self._unknown(alias))
@@ -43,7 +49,7 @@ class ModelDirectory:
         """
         fingerprint = self.card(alias).tokenizer_fingerprint
         if fingerprint not in self._tokenizers:
-            data: Any = self._redis.get(keys.tokenizer_key(fingerprint))
+            data = self._get(keys.tokenizer_key(fingerprint))
             if data is None:
                 raise TokenizationError(
                     f"the tokenizer of model {alias!r} is not announced: is its worker running?"
@@ -51,6 +57,9 @@ class ModelDirectory:
                 )
             self._tokenizers[fingerprint] = Tokenizer(TokenizerFiles.decompress(data))
         return self._tokenizers[fingerprint]
+
+    def _get(self, key: str) -> Any:
+        return insist(lambda: self._redis.get(key), self._outage_s)
 
     def _unknown(self, alias: str) -> str:
         try:

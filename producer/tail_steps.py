@@ -30,6 +30,7 @@ from redis.exceptions import (
 
 from .client_queue import RQ_FIELDS, JobState, RQJob, job_key, parse_rq_job, read_payload
 from .errors import JobLost, ServerUnavailable, StreamExpired, StreamGap, UnknownJob
+from .patience import jittered
 from .stream_close import close_command
 from .stream_reader import StreamReader, TailItem
 
@@ -197,8 +198,9 @@ class _Tail:
                     raise ServerUnavailable(
                         f"no answer from the server for {waited_s:.0f} s ({error})"
                     ) from error
-            yield Pause(pause_s)
-            waited_s += pause_s
+            pause = Pause(jittered(pause_s))
+            yield pause
+            waited_s += pause.seconds
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 

@@ -25,6 +25,9 @@ from .settings import ApiSettings
 
 log = structlog.get_logger()
 
+_OUTAGE_S = 1.0
+"""How long a request waits for Redis: HTTP's clients try again by themselves."""
+
 
 class Services:
     """Connections, limits and figures of one server, and the tasks that outlive a request."""
@@ -36,7 +39,7 @@ class Services:
         self.rate_limit = RateLimit()
         self.metrics = ApiMetrics()
         self.redis: Redis = connect(url)
-        self.models = ModelDirectory(self.redis)
+        self.models = ModelDirectory(self.redis, _OUTAGE_S)
         self.is_stopping = False
         self._async_redis = aioredis.Redis.from_url(url)
         self._producers: dict[int | None, AsyncProducer] = {}
@@ -114,7 +117,7 @@ class Services:
     def _producer(self, max_queue_depth: int | None) -> AsyncProducer:
         producer = self._producers.get(max_queue_depth)
         if producer is None:
-            settings = SubmitSettings(max_queue_depth=max_queue_depth)
+            settings = SubmitSettings(max_queue_depth=max_queue_depth, outage_s=_OUTAGE_S)
             producer = AsyncProducer(Producer(self.redis, settings), self._async_redis)
             self._producers[max_queue_depth] = producer
         return producer
