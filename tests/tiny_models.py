@@ -6,7 +6,8 @@ vocabulary has 128 ids, and the same family and seed always give the same weight
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, cast
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx import nn
@@ -127,7 +128,22 @@ the mixture of windows, recurrence and experts."""
 def tiny_model(family: str, seed: int = 0) -> nn.Module:
     """Build *family*'s tiny model with the weights of *seed*; KeyError if there is none."""
     mx.random.seed(seed)
-    model = TINY_FAMILIES[family]()
+    return _with_wide_weights(TINY_FAMILIES[family]())
+
+
+def tiny_variant(family: str, **changes: Any) -> nn.Module:
+    """Build *family*'s tiny model with other settings; also of a family that is not in the table.
+
+    Whatever settings it needs besides those of plain attention must be among *changes* then.
+    """
+    mx.random.seed(0)
+    with patch.dict(cast(dict[str, Any], _ATTENTION), changes):
+        if family in TINY_FAMILIES:
+            return _with_wide_weights(TINY_FAMILIES[family]())
+        return _with_wide_weights(_build(family, {**_ATTENTION, "num_hidden_layers": 2, **changes}))
+
+
+def _with_wide_weights(model: nn.Module) -> nn.Module:
     model.update(tree_map_with_path(_spread, model.parameters()))
     model.eval()
     mx.eval(model.parameters())

@@ -1,7 +1,8 @@
 """Putting the engine thread's parts together: from a loaded model to a loop."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from .engine.adapters import AdaptedModel, AdapterRunner, adapt
 from .engine.channel_families import AUTO, infer_family
 from .engine.device import is_asynchronous
 from .engine.engine import Engine
+from .engine.kv_quantization import KVQuantization, QuantizedRunner, choose_quantization
 from .engine.loading import LoadedModel
 from .engine.memory import default_budget_bytes, example_segment, measure_row_cost
 from .engine.parity import choose_runner
@@ -38,6 +40,8 @@ class LoopSettings:
     prefill_chunk: int | None = None
     kv_budget_bytes: int | None = None
     """None: a share of the memory that is free now."""
+    kv_bits: int | None = None
+    """None: keys and values are floats."""
     cache_dir: Path | None = None
     """None: prefixes are kept in memory only."""
     cache_disk_bytes: int = 10 * 2**30
@@ -64,9 +68,15 @@ def build_loop(
     *wake* is called from another thread when an idle loop has something to do.
 
     Without a *runner*, one that has no rows, the fastest right one is chosen; raises
-    EngineUnsound when the model computes nonsense.
+    EngineUnsound when the model computes nonsense, StartupError when its keys and values can't
+    be quantized as the settings want it.
     """
-    base = runner or choose_runner(loaded.model, loaded.vocab_size, config=loaded.config)
+    quantization = None
+    if settings.kv_bits is not None:
+        quantization = choose_quantization(loaded.model, settings.kv_bits)
+        # Nothing that was computed with floats may be taken for it, or the other way round.
+        loaded = replace(loaded, fingerprint=f"{loaded.fingerprint} {quantization.name}")
+    base = runner or _choose_runner(loaded, quantization)
     adapted = {
         alias: adapt(loaded.model, loaded.fingerprint, Path(directory).expanduser())
         for alias, directory in settings.adapters.items()
@@ -79,7 +89,10 @@ def build_loop(
         adapter_keys={alias: each.fingerprint for alias, each in adapted.items()},
     )
     return GenerationLoop(
-        Engine(_with_adapters(base, adapted), Sampler(loaded.vocab_size, loaded.eos_token_ids)),
+        Engine(
+            _with_adapters(base, adapted, quantization),
+            Sampler(loaded.vocab_size, loaded.eos_token_ids),
+        ),
         scheduler,
         _opener(loaded, settings),
         _limits(loaded, settings),
@@ -130,11 +143,21 @@ def _limits(loaded: LoadedModel, settings: LoopSettings) -> ModelLimits:
     )
 
 
-def _with_adapters(base: ModelRunner, adapted: Mapping[str, AdaptedModel]) -> ModelRunner:
+def _choose_runner(loaded: LoadedModel, quantization: KVQuantization | None) -> ModelRunner:
+    if quantization is not None:
+        return QuantizedRunner(loaded.model, quantization)
+    return choose_runner(loaded.model, loaded.vocab_size, config=loaded.config)
+
+
+def _with_adapters(
+    base: ModelRunner, adapted: Mapping[str, AdaptedModel], quantization: KVQuantization | None
+) -> ModelRunner:
     if not adapted:
         return base
     # What is right for the model is right for its twins.
     like: Callable[[Any], ModelRunner] = type(base)
+    if quantization is not None:
+        like = partial(QuantizedRunner, quantization=quantization)
     return AdapterRunner(base, {alias: like(each.model) for alias, each in adapted.items()})
 
 

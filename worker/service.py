@@ -103,6 +103,7 @@ class Worker:
                 target_itl_ms=settings.target_itl_ms,
                 prefill_chunk=settings.prefill_chunk,
                 kv_budget_bytes=None if budget_mb is None else budget_mb * 2**20,
+                kv_bits=settings.kv_bits,
                 cache_dir=settings.cache_dir,
                 cache_disk_bytes=settings.cache_disk_mb * 2**20,
                 snapshot_stride=settings.snapshot_stride,

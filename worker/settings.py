@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Alias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$", max_length=64)]
@@ -23,6 +23,12 @@ def _parse_adapters(value: Any) -> Any:
     if len(adapters) < len(pairs):
         raise ValueError("an alias appears twice")
     return adapters
+
+
+def _check_kv_bits(value: int) -> int:
+    if value not in (4, 8):
+        raise ValueError("give 4 or 8")
+    return value
 
 
 class WorkerSettings(BaseSettings):
@@ -53,6 +59,8 @@ class WorkerSettings(BaseSettings):
     """Fixed prefill chunk in tokens; without it the chunk adapts to target_itl_ms."""
     kv_budget_mb: int | None = Field(default=None, ge=1)
     """Running keys and values plus prefix cache; without it a share of the device's memory."""
+    kv_bits: Annotated[int, AfterValidator(_check_kv_bits)] | None = None
+    """Bits of a stored key or value; rows then run one at a time. Without it they are floats."""
     cache_dir: Path | None = None
     """Directory of prefixes that survive restarts; without it they are kept in memory only."""
     cache_disk_mb: int = Field(default=10_240, ge=1)

@@ -52,6 +52,10 @@ def worker(
     kv_budget_mb: Annotated[
         int | None, _flag("--kv-budget-mb", "Running KV and prefix cache together, in MiB.")
     ] = None,
+    kv_bits: Annotated[
+        int | None,
+        _flag("--kv-bits", "8 or 4 bits a stored key or value, rows one at a time; default: off."),
+    ] = None,
     cache_dir: Annotated[
         Path | None,
         _flag("--cache-dir", "Directory of prefixes that survive restarts; default: none."),

@@ -18,6 +18,15 @@ def test_adapters_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch)
     assert WorkerSettings(**REST).adapters == {"a": "/x", "b": "/y"}
 
 
+def test_kv_bits_are_a_number_that_the_library_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert WorkerSettings(**REST).kv_bits is None
+    monkeypatch.setenv("HEADWATER_KV_BITS", "8")
+    assert WorkerSettings(**REST).kv_bits == 8
+    monkeypatch.setenv("HEADWATER_KV_BITS", "5")
+    with pytest.raises(ValidationError, match="give 4 or 8"):
+        WorkerSettings(**REST)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [

@@ -1,7 +1,8 @@
 """Rows one at a time: right for every model that mlx-lm can generate with, and the slowest."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
@@ -13,6 +14,7 @@ from .projection import Projection, last_position
 from .runner import CacheKind, DeviceSegment, Segment
 from .segments import (
     KVSegment,
+    QuantizedKVSegment,
     classify,
     extract_kv,
     flatten,
@@ -21,22 +23,30 @@ from .segments import (
 )
 from .states import StateSegment, restore_states
 
+CacheFactory: TypeAlias = Callable[[Module], list[Any]]
+"""Makes a row's caches."""
+
 
 class Row:
     """The caches of one sequence, as mlx-lm's models take them."""
 
     def __init__(
-        self, model: Module, projection: Projection, kind: CacheKind, prefix: Seq[Segment]
+        self,
+        model: Module,
+        projection: Projection,
+        kind: CacheKind,
+        prefix: Seq[Segment],
+        make_caches: CacheFactory = make_prompt_cache,
     ) -> None:
         self._model = model
         self._projection = projection
         self._kind = kind
-        self.caches: list[Any] = make_prompt_cache(model)
+        self.caches = make_caches(model)
         self.num_tokens = sum(segment.num_tokens for segment in prefix)
         if prefix and kind is CacheKind.SNAPSHOTS:
             restore_states(self.caches, cast(Seq[StateSegment], prefix))
         elif prefix:
-            restore_kv(self.caches, cast(Seq[KVSegment], prefix))
+            restore_kv(self.caches, cast(Seq[KVSegment | QuantizedKVSegment], prefix))
 
     @property
     def nbytes(self) -> int:
@@ -80,11 +90,12 @@ class RowRunner:
 
     shares_prefix = False
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Module, make_caches: CacheFactory = make_prompt_cache) -> None:
         self._model = model
+        self._make_caches = make_caches
         self._projection = Projection(model)
         self._rows: dict[Sequence, Row] = {}
-        self.cache_kind = classify(make_prompt_cache(model))
+        self.cache_kind = classify(make_caches(model))
 
     @property
     def nbytes(self) -> int:
@@ -93,7 +104,9 @@ class RowRunner:
 
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Give *sequence* a row that starts with a copy of *prefix*."""
-        self._rows[sequence] = Row(self._model, self._projection, self.cache_kind, prefix)
+        self._rows[sequence] = Row(
+            self._model, self._projection, self.cache_kind, prefix, self._make_caches
+        )
 
     def detach(self, sequence: Sequence) -> None:
         """Drop the row; unknown sequences are ignored."""

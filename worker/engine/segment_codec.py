@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..host_segment import HostSegment
 from .runner import DeviceSegment
-from .segments import KVSegment, LayerKV, flatten
+from .segments import KVSegment, Layer, LayerKV, QuantizedKVSegment, flatten
 from .states import StateSegment
 
 _TOKEN_AXIS: Final = 2
@@ -30,7 +30,9 @@ class SegmentCodec:
     def __init__(self, caches: Seq[Any], example: DeviceSegment) -> None:
         """*caches* are the model's own, fresh; *example* is what is stored of some row."""
         self._empty = list(flatten(caches))
-        self._is_plain = isinstance(example, KVSegment)
+        self._make: Any = type(example)
+        layers: list[Any] = list(_layers(example).values())
+        self._make_layer: Any = type(layers[0]) if layers else LayerKV
         self._dtypes: dict[str, mx.Dtype] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for name, array in _named_arrays(example).items():
@@ -58,16 +60,22 @@ class SegmentCodec:
         """Rebuild a segment; raises ForeignSegment unless it has this model's layout."""
         self._check(segment)
         arrays = {name: self._device(name, array) for name, array in segment.arrays.items()}
-        layers = sorted(int(name.split(".")[1]) for name in arrays if name.startswith("keys."))
-        plain = {n: LayerKV(arrays[f"keys.{n}"], arrays[f"values.{n}"]) for n in layers}
-        if self._is_plain:
-            return KVSegment(tuple(plain.values()))
+        plain = self._layers_of(arrays)
+        if self._make is not StateSegment:
+            made: DeviceSegment = self._make(tuple(plain.values()))
+            return made
         states: dict[int, Any] = {}
         for layer, state in segment.details.items():
             cache = copy.deepcopy(self._empty[int(layer)])
             cache.state = _unflatten_state(state, arrays)
             states[int(layer)] = cache
         return StateSegment(segment.num_tokens, plain, states)
+
+    def _layers_of(self, arrays: Mapping[str, mx.array]) -> dict[int, Layer]:
+        fields = self._make_layer._fields
+        named = (name.split(".") for name in arrays if not name.startswith("state."))
+        numbers = sorted(int(number) for field, number in named if field == fields[0])
+        return {n: self._make_layer(*(arrays[f"{field}.{n}"] for field in fields)) for n in numbers}
 
     def _check(self, segment: HostSegment) -> None:
         if segment.arrays.keys() != self._dtypes.keys():
@@ -110,13 +118,19 @@ def _named_arrays(segment: DeviceSegment) -> dict[str, mx.array]:
 
 def _plain(segment: DeviceSegment) -> Mapping[str, mx.array]:
     """Return keys and values by name."""
-    if isinstance(segment, KVSegment):
-        layers: Mapping[int, LayerKV] = dict(enumerate(segment.layers))
-    else:
-        assert isinstance(segment, StateSegment)
-        layers = segment.plain
-    keys = {f"keys.{layer}": kv.keys for layer, kv in layers.items()}
-    return keys | {f"values.{layer}": kv.values for layer, kv in layers.items()}
+    return {
+        f"{field}.{number}": array
+        for number, layer in _layers(segment).items()
+        for field, array in zip(layer._fields, layer, strict=True)
+    }
+
+
+def _layers(segment: DeviceSegment) -> Mapping[int, Layer]:
+    """Return the layers with plain keys and values, by number."""
+    if isinstance(segment, StateSegment):
+        return segment.plain
+    assert isinstance(segment, KVSegment | QuantizedKVSegment)
+    return dict(enumerate(segment.layers))
 
 
 def _name_state(state: Any, name: str, named: dict[str, mx.array]) -> None:

@@ -8,9 +8,17 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import RotatingKVCache
 
-from .segments import LayerKV, copy_tokens, flatten, nested_arrays
+from .segments import (
+    Layer,
+    copy_layer,
+    extract_layer,
+    fill_layer,
+    flatten,
+    is_plain,
+    nested_arrays,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +30,7 @@ class StateSegment:
     """
 
     num_tokens: int
-    plain: Mapping[int, LayerKV]
+    plain: Mapping[int, Layer]
     """Keys and values of the segment's tokens, by layer."""
     states: Mapping[int, Any] | None
     """The other layers' caches, copied, by layer; None where a cut fell."""
@@ -30,14 +38,11 @@ class StateSegment:
     @classmethod
     def capture(cls, caches: Seq[Any], start: int, end: int) -> "StateSegment":
         """Copy tokens [start, end) of a row that stands at *end*; it may go on at once."""
-        plain: dict[int, LayerKV] = {}
+        plain: dict[int, Layer] = {}
         states: dict[int, Any] = {}
         for layer, cache in enumerate(flatten(caches)):
             if _is_plain(cache, end):
-                keys, values = cache.keys, cache.values
-                plain[layer] = LayerKV(
-                    copy_tokens(keys, start, end), copy_tokens(values, start, end)
-                )
+                plain[layer] = extract_layer(cache, start, end)
             else:
                 states[layer] = _own_copy(cache)
         return cls(end - start, plain, states)
@@ -71,11 +76,8 @@ class StateSegment:
         """Return this segment with the state of *other*, which ends where it ends."""
         return replace(self, states=other.states)
 
-    def _copy(self, start: int, end: int) -> dict[int, LayerKV]:
-        return {
-            layer: LayerKV(copy_tokens(keys, start, end), copy_tokens(values, start, end))
-            for layer, (keys, values) in self.plain.items()
-        }
+    def _copy(self, start: int, end: int) -> dict[int, Layer]:
+        return {layer: copy_layer(kv, start, end) for layer, kv in self.plain.items()}
 
 
 def restore_states(caches: Seq[Any], prefix: Seq[StateSegment]) -> None:
@@ -91,16 +93,12 @@ def restore_states(caches: Seq[Any], prefix: Seq[StateSegment]) -> None:
         if layer in states:
             leaf.state = copy.deepcopy(states[layer].state)
             continue
-        keys = [segment.plain[layer].keys for segment in prefix]
-        values = [segment.plain[layer].values for segment in prefix]
-        leaf.keys = mx.concatenate(keys, axis=2) if len(keys) > 1 else mx.array(keys[0])
-        leaf.values = mx.concatenate(values, axis=2) if len(values) > 1 else mx.array(values[0])
-        leaf.offset = int(leaf.keys.shape[2])
+        fill_layer(leaf, [segment.plain[layer] for segment in prefix])
 
 
 def _is_plain(cache: Any, num_tokens: int) -> bool:
     """Whether *cache* holds keys and values of exactly the row's tokens."""
-    return type(cache) is KVCache and cache.keys is not None and cache.offset == num_tokens
+    return is_plain(cache) and cache.keys is not None and cache.offset == num_tokens
 
 
 def _own_copy(cache: Any) -> Any:

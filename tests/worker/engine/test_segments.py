@@ -31,12 +31,12 @@ def test_only_plain_keys_and_values_in_every_layer_can_be_cut_anywhere() -> None
     class Subclass(KVCache):
         pass
 
-    assert classify([KVCache(), CacheList(KVCache(), KVCache())]) is CacheKind.SEGMENTS
+    for plain in (CacheList(KVCache(), KVCache()), QuantizedKVCache()):
+        assert classify([KVCache(), plain]) is CacheKind.SEGMENTS
     for other in (
         RotatingKVCache(8),
         ArraysCache(2),
         ChunkedKVCache(8),
-        QuantizedKVCache(),
         Subclass(),
         CacheList(KVCache(), ArraysCache(1)),
     ):
