@@ -43,12 +43,22 @@ class WorkerMetrics:
         self.disk_bytes = self._gauge("disk_cache_bytes", "Files of prefixes, as last counted")
         self.ends = self._labelled("jobs", "Jobs by how they ended", "end")
         self.failures = self._labelled("failed_jobs", "Failed jobs by their code", "code")
+        self._begin_at_zero()
 
     def ended(self, end: End) -> None:
         """Count a job's end."""
         self.ends.labels(end.type).inc()
         if isinstance(end, Failed):
             self.failures.labels(end.code).inc()
+
+    def _begin_at_zero(self) -> None:
+        """Show what alerts wait for from the start: a first one is no increase otherwise."""
+        for kind in ("started", "resumed", "restarted"):
+            self.attempts.labels(kind)
+        for end in ("finished", "failed", "cancelled", "expired"):
+            self.ends.labels(end)
+        for code in ("poisoned", "malformed_job", "engine_error"):
+            self.failures.labels(code)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(f"headwater_{name}", text, registry=self.registry, buckets=_SECONDS)

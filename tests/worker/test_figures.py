@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 from headwater.producer.client import new_job
-from headwater.schemas import DeltaPart
+from headwater.schemas import DeltaPart, Failed
 from headwater.worker.figures import Figures
 from headwater.worker.messages import Claim
 from headwater.worker.metrics import WorkerMetrics
 
 from .test_loop import Bench, claim
 
+KINDS = ("started", "resumed", "restarted")
 HISTORY = (DeltaPart(choice=0, start=0, token_ids=(5,), text=()),)
 
 
@@ -37,7 +38,17 @@ def test_attempts_are_counted_by_what_they_begin_with(
     Figures(metrics).opened(attempt(begun_at_ms=5_000, history=history), restarts=restarts)
 
     assert sample(metrics, "attempts_total", kind=kind) == 1
-    assert sum(family.name == "headwater_attempts" for family in metrics.registry.collect()) == 1
+    assert sum(sample(metrics, "attempts_total", kind=each) or 0 for each in KINDS) == 1
+
+
+def test_what_alerts_wait_for_is_there_from_the_start() -> None:
+    """A series that begins at 1 never increases: the first dead letter would go unnoticed."""
+    metrics = WorkerMetrics()
+
+    assert sample(metrics, "failed_jobs_total", code="poisoned") == 0
+    metrics.ended(Failed(code="poisoned", message="its worker died"))
+    assert sample(metrics, "failed_jobs_total", code="poisoned") == 1
+    assert sample(metrics, "jobs_total", end="failed") == 1
 
 
 def test_a_jobs_wait_counts_once_however_many_attempts_it_takes() -> None:
