@@ -2,12 +2,15 @@
 
 import sys
 from collections.abc import Callable
+from functools import cache as memoize
 from typing import Any, NamedTuple, NoReturn
 
 import mlx.core as mx
 from mlx_lm.models import base
 
-from .group import LayerCache, LayerSpan, OwnMask
+from ..segments import LayerKV
+from .batch import LayerCache, LayerSpan, OwnMask
+from .pool import PageIndex
 
 _NAME = "scaled_dot_product_attention"
 _original: Callable[..., mx.array] = base.scaled_dot_product_attention
@@ -57,6 +60,7 @@ def attention(
         _refuse("a mask of the model's own")
     queries = queries * scale
     parts = [_own(queries, keys, values, mask.array)]
+    parts += [_paged(queries, *pages) for pages in cache.pages()]
     parts += [_by_rows(queries, depth, keys.shape[1]) for depth in cache.shared()]
     return _together(parts)
 
@@ -73,23 +77,76 @@ def _together(parts: list[_Part]) -> mx.array:
 
 
 def _own(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> _Part:
-    """Attend over each row's own keys (rows, heads, capacity, D)."""
+    """Attend over each row's own keys (rows, heads, tokens, D)."""
     rows, heads, length, _ = queries.shape
     kv_heads = keys.shape[1]
     grouped = queries.reshape(rows, kv_heads, -1, queries.shape[-1])
     scores = (grouped @ keys.swapaxes(-1, -2)).reshape(rows, kv_heads, -1, length, keys.shape[2])
     scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
-    part = _weigh(scores.reshape(rows, kv_heads, -1, keys.shape[2]), values)
+    weights, log_weight = _weights(scores.reshape(rows, kv_heads, -1, keys.shape[2]))
+    part = _Part(weights.astype(values.dtype) @ values, log_weight)
     return _Part(*(array.reshape(rows, heads, length, -1) for array in part))
 
 
-def _weigh(scores: mx.array, values: mx.array) -> _Part:
-    """Weigh *values* (..., T, D) by *scores* (..., queries, T)."""
+def _weights(scores: mx.array) -> tuple[mx.array, mx.array]:
+    """Return the weights of *scores* (..., T), which sum to one, and the log of their sum."""
     scores = scores.astype(mx.float32)
     peak = mx.max(scores, axis=-1, keepdims=True)
     weights = mx.exp(scores - peak)
     total = mx.sum(weights, axis=-1, keepdims=True)
-    return _Part((weights / total).astype(values.dtype) @ values, peak + mx.log(total))
+    return weights / total, peak + mx.log(total)
+
+
+def _weigh(scores: mx.array, values: mx.array) -> _Part:
+    """Weigh *values* (..., T, D) by *scores* (..., queries, T)."""
+    weights, log_weight = _weights(scores)
+    return _Part(weights.astype(values.dtype) @ values, log_weight)
+
+
+def _paged(queries: mx.array, layer: LayerKV, index: PageIndex) -> _Part:
+    """Attend over each row's pages of a slab, (pages, heads, tokens, D)."""
+    rows, heads, length, dim = queries.shape
+    kv_heads = layer.keys.shape[1]
+    of_query, of_page = index.matrices(kv_heads)
+    flat = queries.reshape(rows * kv_heads, -1, dim)
+    keys, values = (array.reshape(-1, *array.shape[2:]) for array in layer)
+    weights, log_weight = _weights(_products(flat, keys.swapaxes(-1, -2), of_query, of_page))
+    weights = weights.astype(values.dtype).reshape(-1, *weights.shape[2:])
+    each = mx.arange(weights.shape[0]).reshape(of_page.shape)
+    output = _products(weights, values, each, of_page)
+    part = _by_row(_Part(output, log_weight), index)
+    return _Part(*(array.reshape(rows, heads, length, -1) for array in part))
+
+
+def _by_row(part: _Part, index: PageIndex) -> _Part:
+    """Put a row's pages together: (entries, heads, queries, D) to (rows, heads, queries, D)."""
+    log_weight = mx.where(index.is_page, part.log_weight, -mx.inf)[index.of_row]
+    # A row may have no page here: it weighs nothing, and nothing divides by zero.
+    peak = mx.maximum(mx.max(log_weight, axis=1, keepdims=True), mx.finfo(mx.float32).min)
+    weights = mx.exp(log_weight - peak)
+    total = mx.sum(weights, axis=1)
+    output = part.output[index.of_row]
+    output = mx.sum(output * weights.astype(output.dtype), axis=1)
+    output = output / mx.maximum(total, 1e-30).astype(output.dtype)
+    return _Part(output, peak[:, 0] + mx.log(total))
+
+
+def _products(left: mx.array, right: mx.array, of_left: mx.array, of_right: mx.array) -> mx.array:
+    """Multiply matrices chosen by index; *right* is not copied where MLX can do without."""
+    if _can_gather(right.dtype):
+        return mx.gather_mm(left, right, of_left, of_right)
+    return left[of_left] @ right[of_right]
+
+
+@memoize
+def _can_gather(dtype: mx.Dtype) -> bool:
+    """Try: on a CPU it is made for float32 only."""
+    ones = mx.ones((1, 1, 1), dtype)
+    try:
+        mx.eval(mx.gather_mm(ones, ones, mx.array([0]), mx.array([0])))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _by_rows(queries: mx.array, depth: list[LayerSpan], kv_heads: int) -> _Part:

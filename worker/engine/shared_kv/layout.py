@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 from ..segments import KVSegment
 
-MIN_CAPACITY = 64
-
 
 class Span(NamedTuple):
     """A shared segment and the rows [first_row, last_row) that start with it."""
@@ -46,9 +44,20 @@ def find_spans(prefixes: Seq[Seq[KVSegment]]) -> list[Span]:
     return spans
 
 
-def bucket(num_tokens: int) -> int:
-    """Return the capacity for *num_tokens*: a power of two, so that shapes are few."""
-    return max(MIN_CAPACITY, 1 << (num_tokens - 1).bit_length())
+def by_depth(spans: Seq[Span]) -> list[list[Span]]:
+    """Put spans of one depth, which cover different rows, into one list."""
+    depths: list[list[Span]] = []
+    for span in spans:
+        if not depths or span.first_row < depths[-1][-1].last_row:
+            depths.append([])
+        depths[-1].append(span)
+    return depths
+
+
+def bucket(num: int) -> int:
+    """Round up by an eighth at most, so that shapes are few: a graph cache holds few."""
+    step = max(1, 1 << (num.bit_length() - 4)) if num > 8 else 1
+    return -(-num // step) * step
 
 
 def pack(lengths: Seq[int], max_pad_share: float = 0.2) -> list[list[int]]:

@@ -13,10 +13,14 @@ from ..prefill_reader import PrefillReader, forward_with_reader
 from ..projection import Projection
 from ..row_runner import check_range
 from ..runner import CacheKind, DeviceSegment, Segment
-from ..segments import KVSegment, LayerKV, copy_tokens
+from ..segments import KVSegment
 from . import attention
-from .group import MAX_ABSORBED_TOKENS, Group, Row
+from .batch import LayerCache
+from .decode import DecodeGroup
 from .layout import depth_first, pack
+from .pool import PagePool
+from .prefill import PrefillBatch
+from .row import MAX_ABSORBED_TOKENS, Row
 
 
 class SharedPrefixRunner:
@@ -38,13 +42,15 @@ class SharedPrefixRunner:
         self._model = model
         self._projection = Projection(model)
         self._num_layers = len(caches)
+        self._pool = PagePool(self._num_layers)
         self._rows: dict[Sequence, Row] = {}
+        self._group: DecodeGroup | None = None
         self.num_real_tokens = 0
         self.num_padded_tokens = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows' own buffers, capacity included."""
+        """Bytes of the rows' own keys and values, tails and pages counted whole."""
         return sum(array.nbytes for array in self.state(list(self._rows)))
 
     @property
@@ -54,7 +60,7 @@ class SharedPrefixRunner:
 
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Give *sequence* a row that refers to *prefix*."""
-        self._rows[sequence] = Row(cast(Seq[KVSegment], prefix))
+        self._rows[sequence] = Row(self._pool, self._num_layers, cast(Seq[KVSegment], prefix))
 
     def detach(self, sequence: Sequence) -> None:
         """Drop the row; unknown sequences are ignored.
@@ -80,36 +86,35 @@ class SharedPrefixRunner:
         lengths = [len(chunk) for chunk in chunks]
         order: list[int] = []
         logits = []
-        for members in pack(lengths):
-            width = lengths[members[0]]
-            padded = [[*chunks[i], *[0] * (width - lengths[i])] for i in members]
+        for packed in pack(lengths):
+            prefixes = [self._rows[rows[index]].prefix for index in packed]
+            members = [packed[index] for index in depth_first(prefixes)]
             logits.append(
-                self._forward(
-                    [rows[i] for i in members],
-                    mx.array(padded),
-                    [lengths[i] for i in members],
-                    reader,
-                )
+                self._prefill([rows[i] for i in members], [chunks[i] for i in members], reader)
             )
             order += members
         return _reorder(mx.concatenate(logits), _inverse(order))
 
     def decode(self, rows: Seq[Sequence], tokens: mx.array) -> mx.array:
         """Compute one token a row, all rows in one forward."""
-        return self._forward(rows, tokens[:, None], [1] * len(rows))
+        group, order = self._group_of(rows)
+        group.begin()
+        logits = self._forward(_reorder(tokens, order)[:, None], [1] * len(rows), group.layers)
+        return _reorder(logits, _inverse(order))
 
     def state(self, rows: Seq[Sequence]) -> list[mx.array]:
-        """Return the buffers of the groups that *rows* are in."""
-        groups = {id(group): group for row in rows if (group := self._rows[row].group)}
-        return [array for group in groups.values() for array in group.arrays]
+        """Return what *rows* hold, with the tails of their groups and all pages."""
+        members = [self._rows[row] for row in rows]
+        private = [array for row in members for segment in row.private for array in segment.arrays]
+        groups = {id(row.group): row.group for row in members if row.group is not None}
+        tails = [array for group in groups.values() for array in group.arrays]
+        return private + tails + self._pool.arrays
 
     def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
         """Copy tokens [start, end), shared or own."""
         row = self._rows[sequence]
         check_range(start, end, row.num_tokens)
-        return KVSegment(
-            tuple(_copy_layer(row, layer, start, end) for layer in range(self._num_layers))
-        )
+        return row.copy(start, end)
 
     def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Refer to *prefix* and drop the row's own copy of it.
@@ -117,85 +122,60 @@ class SharedPrefixRunner:
         A prefix that is not longer than what the row shares already changes nothing; nor does
         one that adds so little that the row would take it back when it next joins a group.
         """
-        old = self._rows[sequence]
-        row = Row(cast(Seq[KVSegment], prefix))
-        is_longer = row.prefix[: len(old.prefix)] == old.prefix
-        num_added = row.num_shared - old.num_shared
+        row = self._rows[sequence]
+        new = tuple(cast(Seq[KVSegment], prefix))
+        num_added = sum(segment.num_tokens for segment in new) - row.num_shared
+        is_longer = new[: len(row.prefix)] == row.prefix
         if num_added < 0 or (is_longer and num_added <= MAX_ABSORBED_TOKENS):
             return
-        check_range(0, row.num_shared, old.num_tokens)
-        dropped = row.num_shared - old.num_shared
-        row.num_own = old.num_own - dropped
-        row.group = _without(old, dropped, self._num_layers, row)
-        old.leave()
-        self._rows[sequence] = row
+        check_range(0, row.num_shared + num_added, row.num_tokens)
+        if num_added:
+            row.drop_own(num_added)
+        row.set_prefix(new)
 
-    def _forward(
-        self,
-        rows: Seq[Sequence],
-        tokens: mx.array,
-        num_new: Seq[int],
-        reader: PrefillReader | None = None,
+    def _prefill(
+        self, rows: Seq[Sequence], chunks: Seq[Seq[int]], reader: PrefillReader | None
     ) -> mx.array:
-        """Compute right-padded *tokens* (rows, width); logits after each row's last real one."""
-        ordered, order = self._group(rows)
-        lengths = [num_new[index] for index in order]
-        ordered.begin(lengths)
-        self.num_real_tokens += sum(lengths)
-        self.num_padded_tokens += tokens.size - sum(lengths)
-        if reader is not None:
-            read = forward_with_reader(
+        """Compute chunks, right-padded to the longest; rows stand in depth-first order."""
+        lengths = [len(chunk) for chunk in chunks]
+        width = max(lengths)
+        tokens = mx.array([[*chunk, *[0] * (width - len(chunk))] for chunk in chunks])
+        batch = PrefillBatch([self._rows[row] for row in rows], lengths, self._num_layers)
+        if reader is None:
+            logits = self._forward(tokens, lengths, batch.layers)
+        else:
+            logits = forward_with_reader(
                 self._projection,
-                lambda: self._model(_reorder(tokens, order), cache=ordered.layers),
-                [rows[index] for index in order],
+                lambda: self._model(tokens, cache=batch.layers),
+                rows,
                 lengths,
                 reader,
             )
-            return _reorder(read, _inverse(order))
-        last = mx.array(lengths)[:, None, None] - 1
+        batch.finish()
+        self.num_real_tokens += sum(lengths)
+        self.num_padded_tokens += tokens.size - sum(lengths)
+        return logits
+
+    def _forward(self, tokens: mx.array, num_new: Seq[int], layers: Seq[LayerCache]) -> mx.array:
+        """Compute right-padded *tokens* (rows, width); logits after each row's last real one."""
+        last = mx.array(list(num_new))[:, None, None] - 1
         with self._projection.only(lambda hidden: mx.take_along_axis(hidden, last, axis=1)):
-            logits: mx.array = self._model(_reorder(tokens, order), cache=ordered.layers)
+            logits: mx.array = self._model(tokens, cache=layers)
         if logits.shape[1] != 1:
             logits = mx.take_along_axis(logits, last, axis=1)
-        return _reorder(logits[:, 0], _inverse(order))
+        return logits[:, 0]
 
-    def _group(self, rows: Seq[Sequence]) -> tuple[Group, list[int]]:
+    def _group_of(self, rows: Seq[Sequence]) -> tuple[DecodeGroup, list[int]]:
         """Return the group of exactly *rows*, and their indices in its order."""
         members = [self._rows[sequence] for sequence in rows]
-        group = members[0].group
-        if group is None or not group.is_exactly(members):
-            rows_of_all = self._rows.values()
-            num_users = Counter(id(segment) for row in rows_of_all for segment in row.prefix)
-            for row in members:
-                row.absorb(num_users)
-            order = depth_first([row.prefix for row in members])
-            return Group([members[index] for index in order], self._num_layers), order
-        place = {id(row): index for index, row in enumerate(members)}
-        return group, [place[id(row)] for row in group.rows]
-
-
-def _without(old: Row, dropped: int, num_layers: int, row: Row) -> Group | None:
-    """Return a group of *row* alone, with the own tokens of *old* behind *dropped*."""
-    if row.num_own == 0:
-        return None
-    group = Group([row], 0)
-    group.adopt([old.own(layer, dropped, old.num_own) for layer in range(num_layers)])
-    return group
-
-
-def _copy_layer(row: Row, layer: int, start: int, end: int) -> LayerKV:
-    """Copy tokens [start, end) of one layer into memory of their own."""
-    pieces, first = [], 0
-    for kv in [*(segment.layers[layer] for segment in row.prefix), *row.own_pieces(layer)]:
-        num_tokens = kv.keys.shape[2]
-        pieces.append((first, num_tokens, kv))
-        first += num_tokens
-    copies = [
-        [copy_tokens(array, max(0, start - at), min(num, end - at)) for array in kv]
-        for at, num, kv in pieces
-        if max(at, start) < min(at + num, end)
-    ]
-    return LayerKV(*(mx.concatenate(list(part), axis=2) for part in zip(*copies, strict=True)))
+        if self._group is not None and self._group.is_exactly(members):
+            place = {id(row): index for index, row in enumerate(members)}
+            return self._group, [place[id(row)] for row in self._group.rows]
+        num_users = Counter(id(each) for row in self._rows.values() for each in row.prefix)
+        order = depth_first([row.prefix for row in members])
+        ordered = [members[index] for index in order]
+        self._group = DecodeGroup(ordered, num_users, self._pool, self._num_layers)
+        return self._group, order
 
 
 def _reorder(array: mx.array, order: Seq[int]) -> mx.array:

@@ -8,7 +8,9 @@ import pytest
 from headwater.worker.engine.parity import choose_runner
 from headwater.worker.engine.row_runner import RowRunner
 from headwater.worker.engine.shared_kv import SharedPrefixRunner, attention
-from headwater.worker.engine.shared_kv.group import OwnMask
+from headwater.worker.engine.shared_kv.batch import OwnMask
+from headwater.worker.engine.shared_kv.decode import TAIL_TOKENS
+from headwater.worker.engine.shared_kv.pages import MIN_SLAB_PAGES, PAGE_TOKENS
 
 from tests.exactness.reference import ExactnessReport, assert_logits_close, logits_alone
 from tests.exactness.workload import Workload, random_prompts, sequence
@@ -144,14 +146,22 @@ def test_a_row_whose_shared_segment_is_cut_goes_on_over_the_halves() -> None:
     scene.check(scene.decode(range(6)), range(6))
 
 
-def test_a_shared_segment_costs_its_rows_no_memory() -> None:
+def test_rows_hold_what_they_compute_and_no_copy_of_what_they_share() -> None:
+    """Shared segments cost nothing, prefills no padding, a decoding row a tail and pages."""
     scene = Scene("llama")
+    token_nbytes = 2 * 2 * 2 * 8 * 4  # keys and values of 2 layers, 2 heads, 8 dimensions, float32
     assert scene.runner.nbytes == 0
+
     scene.prefill()
     mx.eval(scene.runner.state(scene.rows))
-    # Capacity 64 for five rows, 128 for the one with 80 tokens of its own: keys and values
-    # of 2 layers, 2 heads, 8 dimensions, 4 bytes.
-    assert scene.runner.nbytes == (5 * 64 + 128) * 2 * 2 * 2 * 8 * 4
+
+    assert scene.runner.nbytes == (5 + 80 + 12 + 1 + 3 + 10) * token_nbytes
+
+    scene.decode(range(6))
+    mx.eval(scene.runner.state(scene.rows))
+
+    # The row with 80 tokens has one of the slab's pages, and the rest in its tail.
+    assert scene.runner.nbytes == (6 * TAIL_TOKENS + MIN_SLAB_PAGES * PAGE_TOKENS) * token_nbytes
 
 
 def test_detached_rows_leave_no_memory_behind() -> None:
@@ -213,3 +223,62 @@ def test_a_long_segment_does_not_overflow_sixteen_bits() -> None:
 
     assert mx.allclose(output, mx.full((1, 1, dim), 5.0, mx.float16), rtol=1e-2)
     assert log_weight.item() == pytest.approx(math.log(num_keys), rel=1e-5)
+
+
+def grown(num_own, num_steps=1):
+    """Return a runner with rows of *num_own* tokens of their own each, which have decoded."""
+    rng = random.Random(3)
+    runner = SharedPrefixRunner(tiny_model("llama"))
+    rows = [sequence([0] * num) for num in num_own]
+    for row, num in zip(rows, num_own, strict=True):
+        runner.attach(row, ())
+        runner.prefill([row], [draw_tokens(rng, num)])
+        mx.eval(runner.state([row]))
+    for _ in range(num_steps):
+        mx.eval(runner.decode(rows, mx.array(draw_tokens(rng, len(rows)))), runner.state(rows))
+    return runner, rows
+
+
+TOKEN_NBYTES = 2 * 2 * 2 * 8 * 4
+"""Keys and values of 2 layers, 2 heads, 8 dimensions, 4 bytes."""
+
+
+@pytest.mark.parametrize("is_join", [True, False])
+def test_rows_join_and_leave_without_a_copy_of_the_others(is_join) -> None:
+    """One row more or less beside 16 long ones takes no memory that grows with their length."""
+    runner, rows = grown([500] * 16)
+    other = sequence([0] * 40)
+    runner.attach(other, ())
+    runner.prefill([other], [[0] * 40])
+    together = [*rows, other]
+    if not is_join:
+        runner.decode(together, mx.zeros(17, mx.int32))
+    mx.eval(runner.state(together))
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+
+    after = together if is_join else rows
+    mx.eval(runner.decode(after, mx.zeros(len(after), mx.int32)), runner.state(after))
+
+    own = 16 * 500 * TOKEN_NBYTES
+    assert mx.get_peak_memory() - before < own / 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_decoding_rows_hold_is_bounded_by_what_they_use(seed) -> None:
+    """A quarter for free pages, or a slab's least, and a tail for each row; in all, 1.5 times."""
+    rng = random.Random(seed)
+    num_own = [rng.choice([1, 40, 70, 130, 300, 1000]) + rng.randrange(64) for _ in range(12)]
+    runner, rows = grown(num_own, num_steps=40)
+    num_own = [num + 40 for num in num_own]
+    for _ in range(3):
+        used = sum(num_own)
+        held = runner.nbytes // TOKEN_NBYTES
+        assert used < held <= 1.25 * used + TAIL_TOKENS * len(rows) + MIN_SLAB_PAGES * PAGE_TOKENS
+        if used > 256 * len(rows):
+            assert held <= 1.5 * used
+        leaving = rng.randrange(len(rows))
+        runner.detach(rows.pop(leaving))
+        num_own.pop(leaving)
+        num_own = [num + 1 for num in num_own]
+        mx.eval(runner.decode(rows, mx.zeros(len(rows), mx.int32)), runner.state(rows))
