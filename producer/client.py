@@ -15,9 +15,9 @@ from .client_idempotency import Record, payload_digest
 from .client_queue import JobQueue, job_key, queue_names
 from .connection import connect
 from .errors import DuplicateJob, InvalidRequest, ProducerError, QueueFull, ServerUnavailable
+from .grammar_check import check_grammar
 from .models import ModelDirectory, fit_to_card
 from .patience import OUTAGE_S, Patience
-from .response_formats import check_response_format
 from .result import GenerationResult, collect
 from .tail import TailItem, tail
 
@@ -151,8 +151,8 @@ class Producer:
             job = fit_to_card(job, card)
         elif self._settings.check_model:
             job = self._fit(job)
-        if job.response_format is not None:
-            check_response_format(job.response_format)
+        if job.is_enforced:
+            check_grammar(job)
         if job.sampling.seed is None:
             seed = secrets.randbelow(limits.MAX_SEED + 1)
             job = job.model_copy(

@@ -7,6 +7,7 @@
     + UnknownModel          no worker has announced this alias
     + PromptTooLong         prompt and new tokens don't fit the model's context
     + PayloadTooLarge       the job is above the wire format's size limit
+    + UnsupportedToolChoice the model's tool calls can't be forced
     + TokenizationError     messages that the chat template refuses, tokenizer files that are bad
     + IdempotencyConflict   the key was used for another request
     + DuplicateJob          the job id exists already
@@ -46,6 +47,10 @@ class UnknownModel(InvalidRequest):
 
 class PromptTooLong(InvalidRequest):
     """The prompt and max_tokens together exceed the model's context."""
+
+
+class UnsupportedToolChoice(InvalidRequest):
+    """The model writes its tool calls in a form that can't be enforced."""
 
 
 class PayloadTooLarge(InvalidRequest):

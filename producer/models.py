@@ -6,7 +6,13 @@ from headwater.schemas import GenerationJob, ModelCard, TokenizerFiles, keys
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
-from .errors import InvalidRequest, PromptTooLong, TokenizationError, UnknownModel
+from .errors import (
+    InvalidRequest,
+    PromptTooLong,
+    TokenizationError,
+    UnknownModel,
+    UnsupportedToolChoice,
+)
 from .patience import OUTAGE_S, insist
 from .tokenization import Tokenizer
 
@@ -89,6 +95,11 @@ def fit_to_card(job: GenerationJob, card: ModelCard) -> GenerationJob:
         known = ", ".join(card.adapters) or "none"
         raise InvalidRequest(
             f"model {card.alias!r} has no adapter {job.adapter!r}; it has: {known}"
+        )
+    if job.forced_tools and not card.enforces_tool_calls:
+        raise UnsupportedToolChoice(
+            f"model {card.alias!r} does not write its tool calls as JSON between markers, so none"
+            ' can be forced: leave tool_choice at "auto"'
         )
     for index, continuation in enumerate(job.continuations):
         _check_vocabulary(f"continuations[{index}]", continuation, card)

@@ -53,6 +53,7 @@ from .response_format import (
 )
 from .serializer import OrjsonSerializer
 from .tokenizer_files import TokenizerFiles
+from .tool_choice import NamedTool, ToolChoice
 from .worker_status import WorkerStatus
 
 __all__ = [
@@ -86,6 +87,7 @@ __all__ = [
     "JsonSchemaFormat",
     "MemoryCache",
     "ModelCard",
+    "NamedTool",
     "OrjsonSerializer",
     "Pooling",
     "PositionLogprobs",
@@ -107,6 +109,7 @@ __all__ = [
     "TokenLogprob",
     "TokenizerFiles",
     "ToolCall",
+    "ToolChoice",
     "TopPrefix",
     "Usage",
     "WireModel",

@@ -47,24 +47,45 @@ class GrammarError(HeadwaterError):
     """A format that can't be enforced, or that no text can satisfy."""
 
 
+def combine(start: dict[str, Any], **named: dict[str, Any]) -> str:
+    """Return the grammar *start*, which may refer to the *named* ones as @name.
+
+    start_matcher() tells whether it is any good.
+    """
+    rest = ({"name": name, **entry} for name, entry in named.items())
+    return json.dumps({"grammars": [start, *rest]})
+
+
 def grammar_text(response_format: ResponseFormat) -> str:
-    """Return the grammar of *response_format*; start_matcher() tells whether it is any good.
+    """Return the grammar of a text that is a value of *response_format* and nothing else."""
+    return combine(format_entry(response_format))
+
+
+def format_entry(response_format: ResponseFormat) -> dict[str, Any]:
+    """Return *response_format* as a part of a grammar.
 
     Raises GrammarError for a schema that no end can be come to, ValueError for what the library
     can't read.
     """
     match response_format:
         case JsonSchemaFormat():
-            _check_end(response_format.json_schema)
-            return LLMatcher.grammar_from_json_schema(response_format.json_schema, overrides=_JSON)
+            return json_entry(response_format.json_schema)
         case JsonObjectFormat():
-            return LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=_JSON)
+            return json_entry({"type": "object"})
         case RegexFormat():
-            return LLMatcher.grammar_from_regex(response_format.regex)
+            text = LLMatcher.grammar_from_regex(response_format.regex)
+            (entry,) = json.loads(text)["grammars"]
+            return {"lark_grammar": entry["lark_grammar"]}
         case ChoiceFormat():
             # Lark's strings are JSON's.
             choices = " | ".join(map(json.dumps, response_format.choices))
-            return LLMatcher.grammar_from_lark(f"start: {choices}")
+            return {"lark_grammar": f"start: {choices}"}
+
+
+def json_entry(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of a JSON schema as a part of a grammar; raises as format_entry does."""
+    _check_end(schema)
+    return {"json_schema": {**schema, "x-guidance": _JSON}}
 
 
 def _check_end(schema: dict[str, Any]) -> None:

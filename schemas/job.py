@@ -16,6 +16,7 @@ from . import limits
 from .base import RequestModel, json_size
 from .kinds import JobKind, Pooling
 from .response_format import ResponseFormat
+from .tool_choice import NamedTool, ToolChoice, tool_name
 
 SCHEMA_VERSION: Final = 1
 
@@ -112,6 +113,7 @@ _OF_GENERATIONS_ONLY: Final = (
     "prompt_logprobs",
     "response_format",
     "tools",
+    "tool_choice",
 )
 
 
@@ -155,7 +157,11 @@ class GenerationJob(RequestModel):
     No cached prefix can stand in for tokens that are told: the prompt is computed as a whole.
     """
     response_format: ResponseFormat | None = None
-    """What the whole output has to look like; it ends where the format is complete."""
+    """What the output has to look like; it ends where the format is complete.
+
+    With split_channels a model that marks its reasoning may reason before it, as it likes: the
+    format is that of the content. Without, it is that of the whole output.
+    """
     priority: Priority = Priority.NORMAL
     deadline_s: float | None = Field(default=None, gt=0)
     """Seconds from the job's first `started` entry, by Redis' clock."""
@@ -168,6 +174,11 @@ class GenerationJob(RequestModel):
     """Tell reasoning and tool calls apart from content, where the model marks them."""
     tools: Annotated[tuple[dict[str, Any], ...], FailFast()] = ()
     """What the prompt offers, as in chat requests: some models' arguments get their types here."""
+    tool_choice: ToolChoice = "auto"
+    """Whether the reply has to call one of them. `required`, or a tool by its name, is enforced
+    like a response format, for models that write calls as JSON between markers."""
+    parallel_tool_calls: bool = True
+    """Whether a reply that has to call tools may hold more than one call."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Opaque to us, echoed in the first and the last event."""
     tokenizer_fingerprint: str | None = Field(default=None, max_length=128)
@@ -223,13 +234,56 @@ class GenerationJob(RequestModel):
                 raise ValueError(f'{name} means nothing to kind "{self.kind}": leave it out')
         return self
 
+    @property
+    def forced_tools(self) -> tuple[dict[str, Any], ...]:
+        """The tools of which the reply has to call one; none where it need not."""
+        if self.tool_choice == "required":
+            return self.tools
+        if isinstance(self.tool_choice, NamedTool):
+            wanted = self.tool_choice.function.name
+            return tuple(tool for tool in self.tools if tool_name(tool) == wanted)[:1]
+        return ()
+
+    @property
+    def may_call_in_parallel(self) -> bool:
+        """Whether a reply that has to call may call more than once; a named tool is called once."""
+        return self.parallel_tool_calls and self.tool_choice == "required"
+
+    @property
+    def is_enforced(self) -> bool:
+        """Whether a grammar decides which tokens the output may hold."""
+        return self.response_format is not None or bool(self.forced_tools)
+
+    @model_validator(mode="after")
+    def _tool_choice_fits(self) -> Self:
+        is_forced = self.tool_choice not in ("none", "auto")
+        if not is_forced:
+            if self.tools and not self.parallel_tool_calls:
+                raise ValueError(
+                    'parallel_tool_calls=false can be enforced with tool_choice "required" or a'
+                    " named tool only"
+                )
+            return self
+        if not self.forced_tools:
+            named = [tool_name(tool) for tool in self.tools]
+            raise ValueError(
+                f"tool_choice asks for a call, and tools has none such; it has {named}"
+            )
+        if any(tool_name(tool) is None for tool in self.forced_tools):
+            raise ValueError("tools: a tool that has to be called needs a function.name")
+        if self.response_format is not None or not self.split_channels:
+            raise ValueError(
+                "tool_choice asks for a call: it goes with split_channels, and without"
+                " response_format"
+            )
+        return self
+
     @model_validator(mode="after")
     def _format_decides_on_the_end(self) -> Self:
-        if self.response_format is None:
-            return self
-        if self.min_tokens or self.ignore_eos:
+        if self.is_enforced and (self.min_tokens or self.ignore_eos):
+            field = "response_format" if self.response_format is not None else "tool_choice"
             raise ValueError(
-                "response_format decides where the output ends: give neither min_tokens"
+                f"{field} decides where the output ends: give neither min_tokens"
                 f" ({self.min_tokens}) nor ignore_eos ({str(self.ignore_eos).lower()}) with it"
             )
         return self

@@ -37,6 +37,7 @@ MAX_FORMAT_CHOICE_CHARS = 32_768
 
 MAX_METADATA_BYTES = 4096
 """Metadata's size as JSON."""
+MAX_TOOL_NAME_CHARS = 256
 MAX_TOOLS_BYTES = 256 * 1024
 """The size of the tools' definitions as JSON."""
 

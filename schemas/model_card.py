@@ -18,5 +18,7 @@ class ModelCard(WireModel):
     """Prompt and new tokens together must fit."""
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...] = ()
+    enforces_tool_calls: bool = False
+    """Whether jobs may have a tool_choice that forces a call."""
     adapters: tuple[Name, ...] = ()
     """Aliases of the LoRA adapters that jobs may ask for."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .admission import ModelLimits
+from .channel_family import ChannelFamily
 from .cold_prefixes import ColdPrefixes
 from .disk_tier import DiskFolder, DiskTier
 from .engine.adapters import AdaptedModel, AdapterRunner, adapt
@@ -118,18 +119,23 @@ def _policy(runner: ModelRunner, loaded: LoadedModel, settings: LoopSettings) ->
 
 def _opener(loaded: LoadedModel, settings: LoopSettings) -> JobOpener:
     vocabulary = Vocabulary(loaded.tokenizer)
+    family = channel_family(loaded, settings.reasoning, settings.tool_parser)
     return JobOpener(
         vocabulary,
         loaded.eos_token_ids,
         SAMPLER_VERSION,
         loaded.vocab_size,
-        Grammars(vocabulary, loaded.vocab_size, loaded.eos_token_ids),
-        infer_family(
-            loaded.tokenizer_files,
-            loaded.tokenizer,
-            reasoning=settings.reasoning,
-            tool_parser=settings.tool_parser,
-        ),
+        Grammars(vocabulary, loaded.vocab_size, loaded.eos_token_ids, family),
+        family,
+    )
+
+
+def channel_family(
+    loaded: LoadedModel, reasoning: str = AUTO, tool_parser: str = AUTO
+) -> ChannelFamily | None:
+    """Return how the model marks reasoning and tool calls; raises StartupError."""
+    return infer_family(
+        loaded.tokenizer_files, loaded.tokenizer, reasoning=reasoning, tool_parser=tool_parser
     )
 
 

@@ -1,7 +1,7 @@
 """ChannelFamily: how a model marks its reasoning and its tool calls. Plain data, no MLX."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
@@ -42,6 +42,13 @@ ParseCalls: TypeAlias = Callable[[str, Tools], list[ParsedCall]]
 """From the text between the markers, and the tools on offer; raises UnparsableCalls."""
 
 
+class MarkerPair(NamedTuple):
+    """What stands around a part of a text."""
+
+    start: str
+    end: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ChannelFamily:
     """The markers between which a model reasons and calls tools."""
@@ -56,6 +63,31 @@ class ChannelFamily:
     header_starts: tuple[str, ...] = ()
     """What a header begins with; a text that turns out to be none is content."""
     markers: frozenset[str] = field(init=False)
+
+    @property
+    def reasoning_markers(self) -> MarkerPair | None:
+        """What stands around reasoning, where that is one pair of markers."""
+        return self._pair(Mode.REASONING)
+
+    @property
+    def json_call_markers(self) -> MarkerPair | None:
+        """What stands around a tool call, where calls are JSON between two markers."""
+        return self._pair(Mode.TOOL_CALLS) if self.has_json_calls else None
+
+    def without_calls(self) -> "ChannelFamily":
+        """Return the family with nothing that leads to tool calls."""
+        kept = {
+            mode: {marker: to for marker, to in edges.items() if to is not Mode.TOOL_CALLS}
+            for mode, edges in self.transitions.items()
+        }
+        return replace(self, transitions=kept)
+
+    def _pair(self, mode: Mode) -> MarkerPair | None:
+        starts = [m for m, to in self.transitions.get(Mode.CONTENT, {}).items() if to is mode]
+        ends = [m for m, to in self.transitions.get(mode, {}).items() if to is Mode.CONTENT]
+        if len(starts) != 1 or len(ends) != 1:
+            return None
+        return MarkerPair(starts[0], ends[0])
 
     def __post_init__(self) -> None:
         markers = (marker for edges in self.transitions.values() for marker in edges)

@@ -1,15 +1,17 @@
-"""Grammars: compiles response formats for the model's vocabulary, and follows outputs by them."""
+"""Grammars: compiles what jobs enforce for the model's vocabulary, and follows outputs by it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Final
 
-from headwater.schemas import ResponseFormat
-from headwater.schemas.grammar import GrammarError, check, grammar_text, start_matcher
+from headwater.schemas import GenerationJob
+from headwater.schemas.grammar import GrammarError, check, start_matcher
+from headwater.schemas.reply_grammar import Layout, Marker, Markers, reply_grammar
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
+from .channel_family import ChannelFamily, MarkerPair
 from .errors import JobRejected
-from .text import Vocabulary
+from .text import Vocabulary, reply_shape
 
 _NUM_KEPT: Final = 128
 """Jobs of one application share their formats; each is compiled once."""
@@ -50,9 +52,15 @@ class Grammars:
     """Makes constraints for one model. Not shared between threads."""
 
     def __init__(
-        self, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: Collection[int]
+        self,
+        vocabulary: Vocabulary,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        family: ChannelFamily | None = None,
     ) -> None:
         """*vocab_size* is the model's own, which may exceed the tokenizer's."""
+        self._vocabulary = vocabulary
+        self._family = family
         ends = sorted(token for token in eos_token_ids if token < vocab_size)
         self._tokenizer: LLTokenizer | None = None
         if vocabulary.pieces is not None and ends:
@@ -60,16 +68,29 @@ class Grammars:
             self._tokenizer = LLTokenizer(wrapper, eos_token=ends)
         self._compiled = lru_cache(maxsize=_NUM_KEPT)(self._compile)
 
-    def start(self, response_format: ResponseFormat) -> GrammarConstraint:
-        """Return a constraint at the start of an output; raises JobRejected."""
+    def start(self, job: GenerationJob) -> GrammarConstraint:
+        """Return a constraint at the start of an output of *job*, which is enforced.
+
+        Raises JobRejected.
+        """
         try:
-            matcher = self._compiled(grammar_text(response_format))
+            grammar = reply_grammar(job, self._layout(job))
+            assert grammar is not None
+            matcher = self._compiled(grammar)
         except (GrammarError, ValueError) as error:
-            raise JobRejected(
-                "bad_response_format",
-                f"response_format ({response_format.type}) can't be enforced: {error}",
-            ) from error
+            raise _rejected(job, error) from error
         return GrammarConstraint(matcher.deep_copy())
+
+    def _layout(self, job: GenerationJob) -> Layout:
+        shape = reply_shape(self._vocabulary, self._family, job)
+        return Layout(
+            self._markers(shape.reasoning), shape.is_reasoning, self._markers(shape.calls)
+        )
+
+    def _markers(self, pair: MarkerPair | None) -> Markers | None:
+        if pair is None:
+            return None
+        return Markers(*(_marker(self._vocabulary.special_texts, text) for text in pair))
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._tokenizer is None:
@@ -78,6 +99,27 @@ class Grammars:
                 " end-of-sequence token"
             )
         return start_matcher(grammar, self._tokenizer)
+
+
+def _marker(special_texts: Mapping[int, str], text: str) -> Marker:
+    """Return *text* as a grammar has it: special tokens by their ids, all else as text."""
+    ids = {special: token_id for token_id, special in special_texts.items()}
+    found = sorted((special for special in ids if special in text), key=len, reverse=True)
+    if not found:
+        return Marker.of_text(text)
+    before, special, behind = text.partition(found[0])
+    around = [_marker(special_texts, part).lark if part else "" for part in (before, behind)]
+    parts = (around[0], f"<[{ids[special]}]>", around[1])
+    return Marker(" ".join(part for part in parts if part), is_text=False)
+
+
+def _rejected(job: GenerationJob, error: Exception) -> JobRejected:
+    if job.response_format is None:
+        return JobRejected("bad_tool_choice", f"tool_choice can't be enforced: {error}")
+    return JobRejected(
+        "bad_response_format",
+        f"response_format ({job.response_format.type}) can't be enforced: {error}",
+    )
 
 
 class _Tokens:
@@ -96,7 +138,12 @@ class _Tokens:
             self.tokens[token_id] = _SPECIAL + b"%d" % token_id
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Tokenize *text*; only hints depend on it."""
+        """Tokenize *text*: where only one text can follow, these tokens are to be taken."""
         text = text.decode(errors="replace") if isinstance(text, bytes) else text
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # A text that looks like a special token is not one: that would have no text.
+        self._tokenizer.encode_special_tokens = True
+        try:
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        finally:
+            self._tokenizer.encode_special_tokens = False
         return ids

@@ -97,13 +97,12 @@ class JobOpener:
         return opened
 
     def _sequence(self, claim: Claim, choice: int, output_token_ids: list[int]) -> Sequence:
-        response_format = claim.job.response_format
         return Sequence(
             claim.job,
             choice,
             output_token_ids=output_token_ids,
             num_resumed_tokens=len(output_token_ids),
-            constraint=self._grammars.start(response_format) if response_format else None,
+            constraint=self._grammars.start(claim.job) if claim.job.is_enforced else None,
             runs_alone=claim.strikes > 0,
         )
 
@@ -113,8 +112,7 @@ class JobOpener:
             claim.job,
             history,
             eos_token_ids=self._eos_token_ids,
-            # What keeps to a format is content, whatever words it holds.
-            family=self._family if claim.job.response_format is None else None,
+            family=self._family,
             choice=choice,
         )
 

@@ -89,7 +89,7 @@ class Worker:
 
     def _build_loop(self) -> Any:
         # On the engine thread: whoever loads a model must run it.
-        from .assembly import LoopSettings, build_loop
+        from .assembly import LoopSettings, build_loop, channel_family
         from .engine.loading import load_model
 
         settings = self._settings
@@ -117,11 +117,13 @@ class Worker:
             self._metrics,
             wake=lambda: self._engine.post(Wake()),
         )
-        self._announcement = Announcement(
-            connect(settings.redis),
-            loaded.card(settings.alias, tuple(settings.adapters)),
-            loaded.tokenizer_files,
+        family = channel_family(loaded, settings.reasoning, settings.tool_parser)
+        card = loaded.card(
+            settings.alias,
+            tuple(settings.adapters),
+            enforces_tool_calls=family is not None and family.json_call_markers is not None,
         )
+        self._announcement = Announcement(connect(settings.redis), card, loaded.tokenizer_files)
         return loop
 
     def _wait_until_loaded(self) -> bool:

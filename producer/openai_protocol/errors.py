@@ -17,6 +17,7 @@ from ..errors import (
     StreamExpired,
     UnknownJob,
     UnknownModel,
+    UnsupportedToolChoice,
 )
 
 RETRY_AFTER_S = 5
@@ -74,6 +75,7 @@ _STATUS: tuple[tuple[type[ProducerError], int, str], ...] = (
     (PayloadTooLarge, 413, "payload_too_large"),
     (IdempotencyConflict, 409, "idempotency_conflict"),
     (DuplicateJob, 409, "duplicate_job"),
+    (UnsupportedToolChoice, 422, "unsupported_tool_choice"),
     (InvalidRequest, 400, "invalid_request"),
     (UnknownJob, 404, "job_not_found"),
     (StreamExpired, 410, "stream_expired"),

@@ -243,10 +243,10 @@ def test_choices_of_one_job_follow_its_format_each_for_itself(random_lab: Lab) -
 
 
 def test_markers_in_an_enforced_text_are_content(random_lab: Lab) -> None:
-    texts = ChoiceFormat(choices=("<think>no</think>yes",))
+    texts = ChoiceFormat(choices=("a<think>no</think>yes",))
     each = job(1, response_format=texts)
     sink = random_lab.run([each], reasoning="think")
-    assert sink.text(each.job_id) == "<think>no</think>yes"
+    assert sink.text(each.job_id) == "a<think>no</think>yes"
     spans = [span for part in sink.parts[each.job_id] for span in part.text]
     assert {span.channel for span in spans} == {Channel.CONTENT}
 

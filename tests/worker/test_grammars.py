@@ -1,7 +1,16 @@
 """Grammars over a real kind of vocabulary: what may come next, and what never may."""
 
+from typing import Any
+
 import pytest
-from headwater.schemas import ChoiceFormat, JsonObjectFormat, JsonSchemaFormat, RegexFormat
+from headwater.schemas import (
+    ChoiceFormat,
+    GenerationJob,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    ResponseFormat,
+)
 from headwater.worker.errors import JobRejected
 from headwater.worker.grammars import GrammarConstraint, Grammars
 from headwater.worker.text import Vocabulary
@@ -13,12 +22,19 @@ NUM_PADDING = 13
 """Ids of the model beyond those of the tokenizer."""
 
 
+def job(**fields: Any) -> GenerationJob:
+    return GenerationJob(job_id="j", model="m", prompt_token_ids=(1,), max_tokens=9, **fields)
+
+
 class Setup:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.vocabulary = Vocabulary(tokenizer)
         self.size = len(self.vocabulary.pieces) + NUM_PADDING
         self.ends = [tokenizer.token_to_id("</s>"), tokenizer.token_to_id("<|im_end|>")]
         self.grammars = Grammars(self.vocabulary, self.size, self.ends)
+
+    def start(self, response_format: ResponseFormat, **fields: Any) -> GrammarConstraint:
+        return self.grammars.start(job(response_format=response_format, **fields))
 
     def allowed(self, constraint: GrammarConstraint, output: list[int]) -> set[int]:
         mask = constraint.allowed(output)
@@ -40,7 +56,7 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 
 
 def test_a_choice_allows_its_texts_and_then_the_end(setup: Setup) -> None:
-    constraint = setup.grammars.start(ChoiceFormat(choices=("xd", "end")))
+    constraint = setup.start(ChoiceFormat(choices=("xd", "end")))
     assert b"x" in setup.texts(constraint, [])
     assert all(b"xd".startswith(t) or b"end".startswith(t) for t in setup.texts(constraint, []))
     output = setup.tokens("xd")
@@ -51,7 +67,7 @@ def test_a_choice_allows_its_texts_and_then_the_end(setup: Setup) -> None:
 
 
 def test_tokens_without_text_are_never_allowed(setup: Setup) -> None:
-    constraint = setup.grammars.start(RegexFormat(regex="(.|\n)*"))
+    constraint = setup.start(RegexFormat(regex="(.|\n)*"))
     allowed = setup.allowed(constraint, [])
     empty = {token for token in allowed if not setup.vocabulary.token_bytes(token)}
     assert empty == set(setup.ends)
@@ -59,7 +75,7 @@ def test_tokens_without_text_are_never_allowed(setup: Setup) -> None:
 
 
 def test_a_character_may_come_in_pieces(setup: Setup) -> None:
-    constraint = setup.grammars.start(ChoiceFormat(choices=("ô",)))
+    constraint = setup.start(ChoiceFormat(choices=("ô",)))
     first, second = "ô".encode()
     output = []
     for byte in (first, second):
@@ -70,7 +86,7 @@ def test_a_character_may_come_in_pieces(setup: Setup) -> None:
 
 def test_outputs_under_one_format_do_not_disturb_each_other(setup: Setup) -> None:
     response_format = ChoiceFormat(choices=("xd", "xe"))
-    one, two = (setup.grammars.start(response_format) for _ in range(2))
+    one, two = (setup.start(response_format) for _ in range(2))
     assert setup.texts(one, setup.tokens("x")) == {b"d", b"e"}
     assert setup.texts(two, []) >= {b"x"}
     assert setup.allowed(one, setup.tokens("xd")) == set(setup.ends)
@@ -79,7 +95,7 @@ def test_outputs_under_one_format_do_not_disturb_each_other(setup: Setup) -> Non
 
 def test_a_resumed_output_is_followed_from_its_published_tokens(setup: Setup) -> None:
     response_format = RegexFormat(regex="x+d")
-    old, new = (setup.grammars.start(response_format) for _ in range(2))
+    old, new = (setup.start(response_format) for _ in range(2))
     output = setup.tokens("xxx")
     for length in range(3):
         setup.allowed(old, output[:length])
@@ -87,7 +103,7 @@ def test_a_resumed_output_is_followed_from_its_published_tokens(setup: Setup) ->
 
 
 def test_an_output_that_breaks_its_grammar_may_not_go_on(setup: Setup) -> None:
-    constraint = setup.grammars.start(RegexFormat(regex="x+d"))
+    constraint = setup.start(RegexFormat(regex="x+d"))
     assert setup.allowed(constraint, setup.tokens("e")) == set()
     assert constraint.error()
 
@@ -102,14 +118,14 @@ def test_an_output_that_breaks_its_grammar_may_not_go_on(setup: Setup) -> None:
 )
 def test_a_format_that_cannot_be_enforced_is_the_jobs_fault(setup: Setup, response_format) -> None:
     with pytest.raises(JobRejected, match="can't be enforced") as caught:
-        setup.grammars.start(response_format)
+        setup.start(response_format)
     assert caught.value.code == "bad_response_format"
 
 
 def test_without_an_end_token_nothing_is_enforced_by_halves(setup: Setup) -> None:
     grammars = Grammars(setup.vocabulary, setup.size, [])
     with pytest.raises(JobRejected, match="no end-of-sequence token"):
-        grammars.start(JsonObjectFormat())
+        grammars.start(job(response_format=JsonObjectFormat()))
 
 
 def test_without_token_texts_nothing_is_enforced_by_halves() -> None:
@@ -118,4 +134,4 @@ def test_without_token_texts_nothing_is_enforced_by_halves() -> None:
     vocabulary = Vocabulary(tokenizer)
     assert vocabulary.pieces is None
     with pytest.raises(JobRejected, match="no texts of their own"):
-        Grammars(vocabulary, 2, [1]).start(JsonObjectFormat())
+        Grammars(vocabulary, 2, [1]).start(job(response_format=JsonObjectFormat()))

@@ -54,12 +54,12 @@ class _Bench:
     def ours(self) -> Figures:
         """Measure a batch of rows that all sample differently, then one of schemas."""
         sampled = self._timed([Sequence(_sampling(job, i)) for i, job in enumerate(self._jobs)])
-        formats = map(_format, range(len(self._jobs)))
+        jobs = [
+            job.model_copy(update={"response_format": _format(index)})
+            for index, job in enumerate(self._jobs)
+        ]
         enforced = self._timed(
-            [
-                Sequence(job, constraint=self._grammars.start(response_format))
-                for job, response_format in zip(self._jobs, formats, strict=True)
-            ]
+            [Sequence(job, constraint=self._grammars.start(job)) for job in jobs]
         )
         return {
             **_figures(sampled, len(self._jobs)),

@@ -65,7 +65,9 @@ class LoadedModel:
         caches: list[Any] = make_prompt_cache(self.model)
         return caches
 
-    def card(self, alias: str, adapters: tuple[str, ...] = ()) -> ModelCard:
+    def card(
+        self, alias: str, adapters: tuple[str, ...] = (), *, enforces_tool_calls: bool = False
+    ) -> ModelCard:
         """Return what producers are told of this model and its adapters."""
         return ModelCard(
             alias=alias,
@@ -74,6 +76,7 @@ class LoadedModel:
             context_length=self.context_length,
             tokenizer_fingerprint=self.tokenizer_files.fingerprint,
             eos_token_ids=tuple(sorted(self.eos_token_ids)),
+            enforces_tool_calls=enforces_tool_calls,
             adapters=adapters,
         )
 

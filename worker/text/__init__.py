@@ -4,6 +4,7 @@ from .channels import ChannelSplitter
 from .detokenizer import Detokenizer, start_detokenizer
 from .logprobs import LogprobLog
 from .prompt_logprobs import PromptLog
+from .reply_shape import ReplyShape, reply_shape
 from .sequence_text import SequenceText, Stop
 from .stops import StopMatcher, StopOutput
 from .text_log import TextDiverged
@@ -14,11 +15,13 @@ __all__ = [
     "Detokenizer",
     "LogprobLog",
     "PromptLog",
+    "ReplyShape",
     "SequenceText",
     "Stop",
     "StopMatcher",
     "StopOutput",
     "TextDiverged",
     "Vocabulary",
+    "reply_shape",
     "start_detokenizer",
 ]

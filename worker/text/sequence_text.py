@@ -8,6 +8,8 @@ from headwater.schemas import DeltaPart, FinishReason, GenerationJob, StreamMode
 from ..channel_family import ChannelFamily, Mode
 from .channels import ChannelSplitter
 from .detokenizer import start_detokenizer
+from .leading_reasoning import LeadingReasoning
+from .reply_shape import reply_shape
 from .start_mode import marker_token_ids, start_mode
 from .stops import StopMatcher
 from .text_log import TextDiverged, TextLog
@@ -64,10 +66,9 @@ class SequenceText:
         self._num_tokens = 0
         self._pending_token_ids: list[int] = []
         self._log = TextLog(keeps_all=job.stream is StreamMode.FINAL)
-        self._splitter: ChannelSplitter | None = None
+        self._splitter: ChannelSplitter | LeadingReasoning | None = None
         if family is not None and job.split_channels:
-            mode = start_mode(vocabulary, family, job.prompt_token_ids)
-            self._splitter = ChannelSplitter(family, start=mode, tools=job.tools)
+            self._splitter = _splitter(vocabulary, family, job)
             self._special_texts = vocabulary.special_texts
             self._marker_ids = marker_token_ids(vocabulary, family)
         self._num_reasoning_tokens = 0
@@ -238,3 +239,17 @@ class SequenceText:
             spans += part.text
         self._pending_token_ids = []
         self._log.skip(spans)
+
+
+def _splitter(
+    vocabulary: Vocabulary, family: ChannelFamily, job: GenerationJob
+) -> ChannelSplitter | LeadingReasoning | None:
+    if job.tool_choice == "none":
+        family = family.without_calls()
+    mode = start_mode(vocabulary, family, job.prompt_token_ids)
+    if not job.is_enforced:
+        return ChannelSplitter(family, start=mode, tools=job.tools)
+    # What keeps to a format is content, whatever words it holds.
+    shape = reply_shape(vocabulary, family, job)
+    calls = ChannelSplitter(family, tools=job.tools) if job.forced_tools else None
+    return calls if shape.reasoning is None else LeadingReasoning(shape, calls)

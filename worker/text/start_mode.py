@@ -20,6 +20,29 @@ def start_mode(
     The markers in the model's own turn decide. That turn begins behind the last added token that
     is no part of a marker: what a user wrote before it does not count.
     """
+    mode = _splitter(vocabulary, family, prompt_token_ids).mode
+    # A call whose beginning the prompt holds can't be told: its end is content.
+    return Mode.CONTENT if mode is Mode.TOOL_CALLS else mode
+
+
+def has_reasoned(
+    vocabulary: Vocabulary, family: ChannelFamily, prompt_token_ids: tuple[int, ...]
+) -> bool:
+    """Whether the model's own turn in the prompt holds reasoning that has ended, even if empty."""
+    markers = family.reasoning_markers
+    return markers is not None and markers.end in _turn(vocabulary, family, prompt_token_ids)
+
+
+def _splitter(
+    vocabulary: Vocabulary, family: ChannelFamily, prompt_token_ids: tuple[int, ...]
+) -> ChannelSplitter:
+    splitter = ChannelSplitter(family)
+    splitter.push(_turn(vocabulary, family, prompt_token_ids))
+    return splitter
+
+
+@lru_cache(maxsize=1)
+def _turn(vocabulary: Vocabulary, family: ChannelFamily, prompt_token_ids: tuple[int, ...]) -> str:
     start = len(prompt_token_ids)
     lowest = max(0, start - _MAX_TOKENS)
     ends = vocabulary.added_texts
@@ -28,11 +51,7 @@ def start_mode(
         if text is not None and not _is_in_marker(text, family):
             break
         start -= 1
-    turn = vocabulary.tokenizer.decode(prompt_token_ids[start:], skip_special_tokens=False)
-    splitter = ChannelSplitter(family)
-    splitter.push(turn)
-    # A call whose beginning the prompt holds can't be told: its end is content.
-    return Mode.CONTENT if splitter.mode is Mode.TOOL_CALLS else splitter.mode
+    return vocabulary.tokenizer.decode(prompt_token_ids[start:], skip_special_tokens=False)
 
 
 @lru_cache(maxsize=8)

@@ -1,12 +1,13 @@
-"""Checking a response format before its job is submitted."""
+"""Checking what a job has its output look like, before it is submitted."""
 
 import random
 import time
 from functools import lru_cache
 from typing import Final
 
-from headwater.schemas import ResponseFormat
-from headwater.schemas.grammar import GrammarError, check, grammar_text, start_matcher
+from headwater.schemas import GenerationJob
+from headwater.schemas.grammar import GrammarError, check, start_matcher
+from headwater.schemas.reply_grammar import TEXT_CALLS, reply_grammar
 from llguidance import LLMatcher, LLTokenizer
 
 from .errors import InvalidRequest
@@ -17,16 +18,18 @@ _NUM_TRIED_BYTES: Final = 64
 _TRIAL_S: Final = 0.25
 
 
-def check_response_format(response_format: ResponseFormat) -> None:
-    """Compile *response_format* and write a little by it; raises InvalidRequest."""
+def check_grammar(job: GenerationJob) -> None:
+    """Compile what *job* has its output look like and write a little; raises InvalidRequest."""
     try:
-        reason = _fault(grammar_text(response_format))
+        # Reasoning before it needs no check: it is free.
+        grammar = reply_grammar(job, TEXT_CALLS)
+        reason = _fault(grammar) if grammar is not None else None
     except (GrammarError, ValueError) as error:
         reason = str(error)
     if reason is not None:
-        raise InvalidRequest(
-            f"response_format ({response_format.type}) can't be enforced: {reason}"
-        )
+        asked = job.response_format
+        what = "tool_choice" if asked is None else f"response_format ({asked.type})"
+        raise InvalidRequest(f"{what} can't be enforced: {reason}")
 
 
 @lru_cache(maxsize=_NUM_KEPT)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from headwater.producer.client import Producer, SubmitSettings, new_job
 from headwater.producer.errors import InvalidRequest
-from headwater.producer.response_formats import check_response_format
+from headwater.producer.grammar_check import check_grammar
 from headwater.schemas import ResponseFormat, SchemaError, limits
 from pydantic import TypeAdapter
 from redis import Redis
@@ -24,6 +24,10 @@ def regex(value: str) -> ResponseFormat:
 
 def properties(num: int, value: Any = True) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{index}": value for index in range(num)}}
+
+
+def check(response_format: ResponseFormat) -> None:
+    check_grammar(new_job("m", [1], max_tokens=4, response_format=response_format))
 
 
 GOOD = {
@@ -81,7 +85,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("good", GOOD.values(), ids=GOOD)
 def test_what_can_be_enforced_is_accepted(good: ResponseFormat) -> None:
-    check_response_format(good)
+    check(good)
 
 
 @pytest.mark.parametrize(("bad", "reason"), BAD.values(), ids=BAD)
@@ -90,7 +94,7 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(
 ) -> None:
     for _ in range(2):  # the second answer is a remembered one
         with pytest.raises(InvalidRequest, match=reason) as caught:
-            check_response_format(bad)
+            check(bad)
         assert str(caught.value).startswith(f"response_format ({bad.type}) can't be enforced: ")
         assert "\n" not in str(caught.value)
 
@@ -100,13 +104,13 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(
 def test_a_hostile_format_is_judged_in_bounded_time(hostile: ResponseFormat) -> None:
     # The time limit is the test: without limits of our own some of them take minutes.
     with suppress(InvalidRequest):
-        check_response_format(hostile)
+        check(hostile)
 
 
 @pytest.mark.parametrize("name", ["thousands of properties", "exponential combinations", "deep"])
 def test_what_is_too_large_to_enforce_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="can't be enforced"):
-        check_response_format(HOSTILE[name])
+        check(HOSTILE[name])
 
 
 @pytest.mark.parametrize(
