@@ -1,6 +1,6 @@
 """The bodies of the text routes, and the jobs that they ask for."""
 
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from headwater.schemas import GenerationJob, ModelCard, Priority, SchemaError, StreamMode
 from pydantic import BaseModel, ConfigDict, Field
@@ -72,13 +72,20 @@ class ChatRequest(TextRequest):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    """To force a call would take a grammar."""
+    tool_choice: Any = None
+    parallel_tool_calls: Any = None
+    """GenerationJob checks both."""
 
     @property
     def own_fields(self) -> dict[str, Any]:
         """GenerationJob's fields that only a chat has."""
-        return {"tools": self._offered} if self._offered else {}
+        given = {
+            "tools": self._offered,
+            "tool_choice": self.tool_choice,
+            # Without tools there is nothing to call in parallel.
+            "parallel_tool_calls": self.parallel_tool_calls if self._offered else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def _offered(self) -> list[dict[str, Any]] | None:

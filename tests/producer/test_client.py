@@ -21,6 +21,7 @@ from headwater.producer.errors import (
     QueueFull,
     ServerUnavailable,
     UnknownModel,
+    UnsupportedToolChoice,
 )
 from headwater.producer.tail import Ended
 from headwater.schemas import (
@@ -495,3 +496,14 @@ def test_continuations_must_fit_the_context_and_the_vocabulary(producer: Produce
         producer.submit(new_score_job("demo", [1] * 60, [[1], [2] * 5]))
     with pytest.raises(InvalidRequest, match=r"continuations\[1\]\[0\] is 100"):
         producer.submit(new_score_job("demo", [1], [[1], [100]]))
+
+
+def test_a_call_is_forced_only_where_the_model_lets_it_be(redis: Redis, producer: Producer) -> None:
+    """Models that write their calls otherwise are known by their card."""
+    forced = job(tools=[{"name": "f"}], tool_choice="required")
+    with pytest.raises(UnsupportedToolChoice, match='leave tool_choice at "auto"'):
+        producer.submit(forced)
+
+    card = CARD.model_copy(update={"enforces_tool_calls": True})
+    redis.set(keys.model_card_key("demo"), card.encode())
+    assert producer.submit(forced)

@@ -7,7 +7,7 @@ import pytest
 from headwater.producer.client import Producer, SubmitSettings, new_job
 from headwater.producer.errors import InvalidRequest
 from headwater.producer.grammar_check import check_grammar
-from headwater.schemas import ResponseFormat, SchemaError, limits
+from headwater.schemas import GenerationJob, ResponseFormat, SchemaError, limits
 from pydantic import TypeAdapter
 from redis import Redis
 
@@ -146,3 +146,40 @@ def test_a_refused_format_never_reaches_the_server(redis: Redis) -> None:
     with pytest.raises(InvalidRequest, match="response_format"):
         producer.submit(new_job("m", [1], max_tokens=4, response_format=BAD["itself"][0]))
     assert redis.keys("rq:job:*") == []
+
+
+def forced(parameters: Any) -> GenerationJob:
+    tool = {"type": "function", "function": {"name": "find", "parameters": parameters}}
+    return new_job("m", [1], max_tokens=4, tools=[tool], tool_choice="required")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        None,
+        {},
+        properties(3),
+        {"$defs": {"c": {"enum": [1]}}, **properties(1, {"$ref": "#/$defs/c"})},
+    ],
+)
+def test_calls_of_ordinary_tools_can_be_forced(parameters: Any) -> None:
+    """Each tool's schema stands for itself, its references too."""
+    check_grammar(forced(parameters))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ("x", "must be the schema of an object"),
+        ({"type": "string"}, "must be the schema of an object"),
+        ({"properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "requires itself without end"),
+        (properties(1, {"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (properties(5000), "too"),
+    ],
+)
+def test_tools_whose_calls_cannot_be_enforced_are_refused(parameters: Any, reason: str) -> None:
+    """Only a forced call needs its schema enforced; the same tool may be offered."""
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        check_grammar(forced(parameters))
+    assert str(caught.value).startswith("tool_choice can't be enforced: ")
+    check_grammar(forced(parameters).model_copy(update={"tool_choice": "auto"}))

@@ -1,5 +1,6 @@
 """A real HTTP server on a real queue, with a worker on a tiny random model behind it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -83,13 +84,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model with a chat template."""
     directory = write_random_model(tmp_path_factory.mktemp("tiny"))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
+    # A token of two letters lets the worker see what each token's text is; UTF-8 has no byte 0xC0.
+    path = directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["ab"] = vocabulary.pop("\u00c0")
+    path.write_text(json.dumps(tokenizer))
     return directory
 
 
 @pytest.fixture(scope="module")
 def worker(queue: EmbeddedServer, model: Path) -> Iterator["subprocess.Popen[str]"]:
     """A worker process that serves the model as `tiny`."""
-    process = start_worker(queue.url, model)
+    process = start_worker(queue.url, model, "--tool-parser", "json_tools")
     yield process
     process.send_signal(signal.SIGTERM)
     process.wait(60)

@@ -1,9 +1,13 @@
 """OpenAI's text routes, through the official client."""
 
+import json
 from collections import defaultdict
 from typing import Any
 
+import openai
 import pytest
+from headwater.producer.client import Producer
+from headwater.schemas import keys
 from openai import OpenAI
 
 from .conftest import ALIAS
@@ -228,3 +232,66 @@ def test_a_completions_logprobs_say_where_each_token_stands(client: OpenAI, stre
             tokens += told.tokens
             assert len(told.tokens) == len(told.token_logprobs) == len(told.top_logprobs)
     assert len(tokens) == 24
+
+
+TOOLS: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"enum": [1, 22]}},
+                "required": ["x"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("find", "add")
+]
+FORCED: dict[str, Any] = {
+    "model": ALIAS,
+    "messages": MESSAGES,
+    "max_tokens": 200,
+    "temperature": 0,
+    "tools": TOOLS,
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_named_tool_is_called(client: OpenAI, stream: bool) -> None:
+    """A model of random weights writes one whole call of the tool, and nothing else."""
+    choice: Any = {"type": "function", "function": {"name": "add"}}
+    reply = client.chat.completions.create(**FORCED, tool_choice=choice, stream=stream)
+    if not stream:
+        (answer,) = reply.choices
+        (call,) = answer.message.tool_calls
+        name, arguments, reason = call.function.name, call.function.arguments, answer.finish_reason
+        assert answer.message.content is None
+    else:
+        choices = [chunk.choices[0] for chunk in reply]
+        calls = [call for each in choices for call in each.delta.tool_calls or ()]
+        name = calls[0].function.name
+        arguments = "".join(call.function.arguments or "" for call in calls)
+        reason = choices[-1].finish_reason
+    assert name == "add"
+    assert json.loads(arguments)["x"] in (1, 22)
+    assert reason == "tool_calls"
+
+
+def test_a_call_that_the_model_cannot_be_made_to_write_is_refused(
+    client: OpenAI, idle: str, producer: Producer
+) -> None:
+    """The refusal is one of the request, and says what to do."""
+    card = producer.models.card(idle).model_copy(update={"enforces_tool_calls": False})
+    producer.redis.set(keys.model_card_key(idle), card.encode())
+    with pytest.raises(openai.UnprocessableEntityError, match="leave tool_choice") as caught:
+        client.chat.completions.create(**{**FORCED, "model": idle}, tool_choice="required")
+    assert caught.value.code == "unsupported_tool_choice"
+
+
+def test_a_tool_that_is_not_offered_cannot_be_forced(client: OpenAI) -> None:
+    """The names that there are are told."""
+    choice: Any = {"type": "function", "function": {"name": "other"}}
+    with pytest.raises(openai.UnprocessableEntityError, match="'find', 'add'"):
+        client.chat.completions.create(**FORCED, tool_choice=choice)
