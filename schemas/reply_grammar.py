@@ -1,6 +1,7 @@
 """The grammar of a whole reply: reasoning where the model may reason, then what is asked for.
 
 Built where a job is checked, and where it runs: only there the model's own markers are known.
+Like grammar.py not imported by the package itself.
 """
 
 import json
