@@ -23,6 +23,7 @@ from . import (
 )
 from .batch_runner import BatchRunner
 from .middleware import BodyLimit, RequestLog
+from .retention import Retention
 from .services import Services
 
 _MB = 1024 * 1024
@@ -33,12 +34,15 @@ _SHOWN_CHARS = 60
 def build_app(services: Services, batches: BatchRunner) -> FastAPI:
     """Return the application over *services*, which it closes at its end."""
     settings = services.settings
+    retention = Retention(batches, settings.retention_s)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         batches.start()
+        retention.start()
         yield
         services.stop_streams()
+        await retention.stop()
         await batches.stop()
         await services.close()
 

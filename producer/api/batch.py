@@ -87,6 +87,11 @@ class Batch(WireModel):
         """Whether nothing more happens to it."""
         return self.status in _ENDED
 
+    @property
+    def ended_at(self) -> int | None:
+        """Unix seconds of its end; None while it has not ended."""
+        return self.times.get(f"{self.status.value}_at") if self.has_ended else None
+
     def now_in(self, status: BatchStatus, now: int, **changes: Any) -> Self:
         """Return the batch in another state, with the time of the change."""
         times = {**self.times, f"{status.value}_at": now}

@@ -35,7 +35,7 @@ class BatchRunner:
         self._directory = directory / "batches"
         self._directory.mkdir(parents=True, exist_ok=True)
         self._lock = _hold(directory)
-        self.files = FileStore(directory / "files")
+        self.files = FileStore(directory / "files", services.settings.retention_s)
         self._runs = {batch.id: self._run_of(batch) for batch in self._load()}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -92,6 +92,13 @@ class BatchRunner:
             run.batch.input_file_id == file_id and not run.batch.has_ended
             for run in self._runs.values()
         )
+
+    def forget_ended(self, before_s: float) -> None:
+        """Forget the batches that ended before *before_s* (Unix); their files are others' work."""
+        for batch in [run.batch for run in self._runs.values()]:
+            if batch.ended_at is not None and batch.ended_at < before_s:
+                (self._directory / f"{batch.id}.json").unlink(missing_ok=True)
+                del self._runs[batch.id]
 
     def _find(self, batch_id: str, namespace: str | None) -> BatchRun:
         run = self._runs.get(batch_id)

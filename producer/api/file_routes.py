@@ -41,7 +41,7 @@ async def upload(request: Request, batches: BatchesOf, caller: CallerOf) -> dict
             purpose=str(purpose),
             namespace=caller.namespace,
         )
-    return note.shown()
+    return batches.files.shown(note)
 
 
 @router.get("")
@@ -54,7 +54,7 @@ async def list_files(
 ) -> dict[str, Any]:
     """List files, newest first."""
     found = await asyncio.to_thread(batches.files.all, namespace_of(caller))
-    shown = [note.shown() for note in found if purpose in (None, note.purpose)]
+    shown = [batches.files.shown(note) for note in found if purpose in (None, note.purpose)]
     return page_of(shown, limit, after)
 
 
@@ -62,7 +62,7 @@ async def list_files(
 async def get_file(file_id: str, batches: BatchesOf, caller: CallerOf) -> dict[str, Any]:
     """Return a file's object."""
     note = await asyncio.to_thread(batches.files.get, file_id, namespace_of(caller))
-    return note.shown()
+    return batches.files.shown(note)
 
 
 @router.get("/{file_id}/content")

@@ -34,8 +34,15 @@ class StoredFile(WireModel):
 class FileStore:
     """Files below one directory. A file exists once its note does; notes appear in one piece."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        retention_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """*retention_s* is what is told of the files' lives; who deletes them is another's work."""
         self._directory = directory
+        self._retention_s = retention_s
         self._clock = clock
         directory.mkdir(parents=True, exist_ok=True)
 
@@ -76,6 +83,12 @@ class FileStore:
         seen = [note for note in notes if note and namespace in (None, note.namespace)]
         return sorted(seen, key=lambda note: (note.created_at, note.id), reverse=True)
 
+    def shown(self, note: StoredFile) -> dict[str, object]:
+        """Return OpenAI's file object, with the end of its life."""
+        if self._retention_s is None:
+            return note.shown()
+        return {**note.shown(), "expires_at": int(note.created_at + self._retention_s)}
+
     def path(self, note: StoredFile) -> Path:
         """Return where the content lies."""
         return self._content(note.id)
@@ -84,6 +97,18 @@ class FileStore:
         """Remove a file; its note goes first, so that none is left without content."""
         self._note_path(note.id).unlink(missing_ok=True)
         self._content(note.id).unlink(missing_ok=True)
+
+    def delete_leftovers(self, before_s: float) -> int:
+        """Remove what crashes left without a note before *before_s* (Unix); return how many."""
+        found = [*self._directory.glob("file-*.data"), *self._directory.glob("file-*.tmp")]
+        leftovers = [
+            path
+            for path in found
+            if not path.with_suffix(".json").exists() and _changed_s(path) < before_s
+        ]
+        for path in leftovers:
+            path.unlink(missing_ok=True)
+        return len(leftovers)
 
     def _note(self, file_id: str, filename: str, purpose: str, namespace: str) -> StoredFile:
         note = StoredFile(
@@ -122,6 +147,14 @@ def write_whole(path: Path, data: bytes) -> None:
 def _to_disk(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
+
+
+def _changed_s(path: Path) -> float:
+    """Return when a file was changed; one that is gone is as young as can be."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
 
 
 def _is_id(value: str) -> bool:

@@ -29,6 +29,8 @@ class ApiSettings(BaseSettings):
     """Size limit of an uploaded file."""
     batch_rows_in_flight: int = Field(default=64, ge=1, le=4096)
     """Jobs of one batch that are queued or run at once."""
+    retention_days: float = Field(default=30.0, ge=0)
+    """Files, and batches that have ended, are deleted after so many days; 0 keeps them."""
     keepalive_s: float = Field(default=15.0, gt=0)
     """A stream that is silent for so long gets a comment, so that proxies keep it open."""
     drain_s: float = Field(default=30.0, ge=0)
@@ -37,6 +39,11 @@ class ApiSettings(BaseSettings):
     """debug, info, warning or error; prompts and texts are never logged."""
     log_json: bool | None = None
     """JSON log lines; without it they are JSON unless standard error is a terminal."""
+
+    @property
+    def retention_s(self) -> float | None:
+        """The retention in seconds; None for ever."""
+        return self.retention_days * 24 * 3600 or None
 
 
 def settings_table() -> str:
