@@ -50,6 +50,10 @@ class Tokenizer:
         has_bos = bos is not None and text.startswith(bos)
         return self._encode(text, add_special_tokens=not has_bos)
 
+    def encode_continuation(self, text: str) -> list[int]:
+        """Return the token ids of a text that follows others: no special token is added."""
+        return self._encode(text, add_special_tokens=False)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -14,7 +14,15 @@ from pathlib import Path
 import typer
 from headwater.schemas.errors import HeadwaterError
 
-_NOT_COMMANDS = ("__main__", "app", "demo_run", "following", "options")
+_NOT_COMMANDS = (
+    "__main__",
+    "app",
+    "demo_run",
+    "following",
+    "options",
+    "submit_job",
+    "submit_options",
+)
 
 _EXTRAS = {
     "fastapi": "api",

@@ -80,6 +80,9 @@ class _TextPrinter:
         typer.echo(span.text, nl=False, err=span.channel is not Channel.CONTENT)
 
     def _print_end(self, event: End) -> None:
+        if isinstance(event, Finished) and (event.scores or event.embedding):
+            _print_readings(event)
+            return
         if isinstance(event, Finished) and not self._texts:
             # A job with stream="final" has its text here.
             self._texts.update({choice.choice: choice.text or "" for choice in event.choices})
@@ -92,3 +95,12 @@ class _TextPrinter:
             typer.echo(f"headwater: the job failed: {event.code}: {event.message}", err=True)
         elif not isinstance(event, Finished):
             typer.echo(f"headwater: the job was {event.type}", err=True)
+
+
+def _print_readings(event: Finished) -> None:
+    """Print what was asked for of a prompt: a line for each continuation, or the vector."""
+    for score in event.scores:
+        greedy = " greedy" if score.is_greedy else ""
+        typer.echo(f"{score.continuation} {score.logprob:.6f}{greedy}")
+    if event.embedding is not None:
+        print_json(event.embedding.floats())

@@ -1,15 +1,11 @@
 """`headwater submit`: put one job into the queue."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated
 
-import orjson
 import typer
 
+from . import submit_options as options_of
 from .options import JsonOption, RedisOption, print_json
-
-if TYPE_CHECKING:  # the help must not pay for importing redis and tokenizers
-    from ..client import Producer
 
 
 def register(app: typer.Typer) -> None:
@@ -21,53 +17,35 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     model: Annotated[str, typer.Option(help="The alias that a worker serves.")],
-    prompt: Annotated[str | None, typer.Option(metavar="TEXT", help="A plain prompt.")] = None,
-    messages: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Chat messages, a JSON list.")
-    ] = None,
-    tokens: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Token ids, a JSON list.")
-    ] = None,
-    tools: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --messages: tools on offer, a JSON list."),
-    ] = None,
-    template_options: Annotated[
-        str | None,
-        typer.Option(metavar="JSON", help="With --messages: what else the chat template reads."),
-    ] = None,
-    continue_final_message: Annotated[
-        bool,
-        typer.Option("--continue-final-message", help="Write on where the last message ends."),
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens of this mass.")] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Keep tokens of at least this share of the likeliest one's.")
-    ] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same draws.")] = None,
-    n: Annotated[int, typer.Option(help="Choices: texts of their own for one prompt.")] = 1,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; may be given again.")
-    ] = None,
-    options: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="More of the job's fields, a JSON object: logprobs, response_format, sampling...",
-        ),
-    ] = None,
-    priority: Annotated[str, typer.Option(help="high, normal or low.")] = "normal",
-    namespace: Annotated[str, typer.Option(help="Isolates queue and prefix cache.")] = "default",
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Tokenize with this model directory's files."),
-    ] = None,
-    idempotency_key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Submit once, however often it is repeated.")
-    ] = None,
+    prompt: options_of.Prompt = None,
+    messages: options_of.Messages = None,
+    tokens: options_of.Tokens = None,
+    tokenizer: options_of.TokenizerDirectory = None,
+    tools: options_of.Tools = None,
+    tool_choice: options_of.ToolChoice = None,
+    template_options: options_of.TemplateOptions = None,
+    continue_final_message: options_of.ContinueFinalMessage = False,
+    kind: options_of.Kind = "generate",
+    continuation: options_of.Continuations = None,
+    continuations: options_of.ContinuationsFile = None,
+    pooling: options_of.Pooling = "last",
+    normalize: options_of.Normalize = True,
+    adapter: options_of.Adapter = None,
+    max_tokens: options_of.MaxTokens = 256,
+    stop: options_of.Stop = None,
+    response_format: options_of.ResponseFormat = None,
+    logprobs: options_of.Logprobs = None,
+    prompt_logprobs: options_of.PromptLogprobs = None,
+    options: options_of.Options = None,
+    temperature: options_of.Temperature = 0.0,
+    top_k: options_of.TopK = 0,
+    top_p: options_of.TopP = 1.0,
+    min_p: options_of.MinP = 0.0,
+    seed: options_of.Seed = None,
+    n: options_of.Choices = 1,
+    priority: options_of.Priority = "normal",
+    namespace: options_of.Namespace = "default",
+    idempotency_key: options_of.IdempotencyKey = None,
     follow: Annotated[bool, typer.Option("--follow", help="Print the text as it comes.")] = False,
     redis: RedisOption = None,
     json: JsonOption = False,
@@ -76,117 +54,22 @@ def submit(
 
     With --follow: print its text as it comes, with the exit codes of `headwater tail`.
     """
-    from ..client import Producer, new_job
+    given = dict(locals())
+    # Imported here: the help must not pay for redis and tokenizers.
+    from ..client import Producer
     from .following import follow as follow_items
+    from .submit_job import check_forms, job_of
 
-    given = [form for form in (prompt, messages, tokens) if form is not None]
-    if len(given) != 1:
-        raise typer.BadParameter("give exactly one of --prompt, --messages and --tokens")
-    offered = _read_json(tools, list) if tools is not None else None
-    chat = _chat_options(offered, template_options, continue_final_message)
-    if chat and messages is None:
-        raise typer.BadParameter(
-            "--tools, --template-options and --continue-final-message go with --messages"
-        )
+    check_forms(given)
     producer = Producer(redis)
-    if tokens is not None:
-        token_ids, fingerprint = _read_json(tokens, list), None
-    else:
-        content = _read_json(messages, list) if messages is not None else (prompt or "")
-        token_ids, fingerprint = _tokenize(producer, model, tokenizer, content, chat)
-    fields = {
-        "sampling": {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "seed": seed,
-            "n": n,
-        },
-        "max_tokens": max_tokens,
-        "stop": tuple(stop or ()),
-        "priority": priority,
-        "namespace": namespace,
-        "tools": tuple(offered or ()),
-        "tokenizer_fingerprint": fingerprint,
-    }
-    if options is not None:
-        fields = _merged(fields, _read_json(options, dict))
-    job = new_job(model, token_ids, **fields)
+    job = job_of(given, producer)
     job_id = producer.submit(job, idempotency_key=idempotency_key)
     if json:
-        print_json({"job_id": job_id, "model": model, "prompt_tokens": len(token_ids)})
+        num_tokens = len(job.prompt_token_ids)
+        print_json({"job_id": job_id, "model": model, "prompt_tokens": num_tokens})
     elif not follow:
         typer.echo(job_id)
     if follow:
         if not json:
             typer.echo(f"job {job_id}", err=True)
         follow_items(producer.tail(job_id), as_json=json)
-
-
-def _tokenize(
-    producer: "Producer",
-    model: str,
-    directory: Path | None,
-    content: str | list[Any],
-    chat: dict[str, Any],
-) -> tuple[list[int], str]:
-    """Return the token ids of a text or of chat messages, and the tokenizer's fingerprint.
-
-    *chat* are encode_chat's options.
-    """
-    from ..tokenization import Tokenizer
-
-    if directory is None:
-        tokenizer = producer.models.tokenizer(model)
-    else:
-        tokenizer = Tokenizer.from_directory(directory)
-    if isinstance(content, str):
-        return tokenizer.encode(content), tokenizer.fingerprint
-    try:
-        return tokenizer.encode_chat(content, **chat), tokenizer.fingerprint
-    except TypeError as error:
-        # A template option named like a parameter of ours.
-        raise typer.BadParameter(f"--template-options: {error}") from error
-
-
-def _chat_options(
-    tools: list[Any] | None, template_options: str | None, continue_final_message: bool
-) -> dict[str, Any]:
-    chat: dict[str, Any] = {}
-    if template_options is not None:
-        try:
-            chat = orjson.loads(template_options)
-        except orjson.JSONDecodeError as error:
-            raise typer.BadParameter(f"--template-options is no JSON: {error}") from error
-        if not isinstance(chat, dict):
-            raise typer.BadParameter('--template-options must be an object: {"name": value}')
-    if tools is not None:
-        chat["tools"] = tools
-    if continue_final_message:
-        chat |= {"continue_final_message": True, "add_generation_prompt": False}
-    return chat
-
-
-def _merged(fields: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """Return *fields* with those of *options*, which win; sampling is merged field by field."""
-    sampling = options.get("sampling", {})
-    if isinstance(sampling, dict):
-        sampling = {**fields["sampling"], **sampling}
-    return {**fields, **options, "sampling": sampling}
-
-
-_T = TypeVar("_T", list[Any], dict[str, Any])
-
-
-def _read_json(path: Path, kind: type[_T]) -> _T:
-    from ..errors import InvalidRequest
-
-    try:
-        value = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise InvalidRequest(f"can't read {path}: {error}") from error
-    if not isinstance(value, kind):
-        wanted = "list" if kind is list else "object"
-        raise InvalidRequest(f"{path} must hold a JSON {wanted}, not {type(value).__name__}")
-    return value
