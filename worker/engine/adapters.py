@@ -15,7 +15,7 @@ from mlx_lm.tuner.utils import load_adapters
 from ..errors import StartupError
 from ..sequence import Sequence
 from .prefill_reader import PrefillReader
-from .runner import DeviceSegment, ModelRunner, Segment
+from .runner import DeviceSegment, ModelRunner, Segment, prefill_then_decode
 
 log = structlog.get_logger()
 
@@ -124,6 +124,19 @@ class AdapterRunner:
             own = tokens if len(members) == len(rows) else tokens[mx.array(members)]
             parts.append((members, runner.decode([rows[index] for index in members], own)))
         return _in_order(parts)
+
+    def prefill_and_decode(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        decoding: Seq[Sequence],
+        tokens: mx.array,
+    ) -> mx.array:
+        """Do both in one forward where all rows belong to one adapter."""
+        runners = {self._of(row) for row in (*rows, *decoding)}
+        if len(runners) > 1:
+            return prefill_then_decode(self, rows, chunks, decoding, tokens)
+        return runners.pop().prefill_and_decode(rows, chunks, decoding, tokens)
 
     def state(self, rows: Seq[Sequence]) -> list[mx.array]:
         """Return the arrays that *rows* live in."""

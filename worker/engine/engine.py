@@ -205,31 +205,17 @@ class Engine:
         return step
 
     def _forward(self, prefill: Seq[ScheduledSequence], decode: Seq[Sequence]) -> PendingStep:
-        rows: list[Sequence] = []
-        logits: list[mx.array] = []
-        newest: list[mx.array] = []
-        state: list[mx.array] = []
         read = self._reader.compute(each for each in prefill if each[0].readout is not None)
-        if read.closing:
-            rows += [row for row, _ in read.closing]
-            newest.append(mx.array([_last_token(row) for row in rows], dtype=mx.int32))
-            logits.append(mx.stack([after for _, after in read.closing]))
         prefill = [each for each in prefill if each[0].readout is None]
-        if prefill:
-            chunked = [sequence for sequence, _ in prefill]
-            chunks = [_chunk(scheduled) for scheduled in prefill]
-            last = self._runner.prefill(chunked, chunks)
-            closing = [i for i, (row, num) in enumerate(prefill) if num == row.num_pending_tokens]
-            if closing:
-                ready = [chunked[index] for index in closing]
-                rows += ready
-                newest.append(mx.array([_last_token(row) for row in ready], dtype=mx.int32))
-                logits.append(last if len(closing) == len(prefill) else last[mx.array(closing)])
-            state = self._runner.state(chunked)
+        closed = [row for row, num_tokens in prefill if num_tokens == row.num_pending_tokens]
+        known = [*(row for row, _ in read.closing), *closed]
+        newest = [mx.array([_last_token(row) for row in known], dtype=mx.int32)]
         if decode:
-            rows += decode
             newest.append(self._inputs(decode))
-            logits.append(self._runner.decode(decode, newest[-1]))
+        logits = [mx.stack([after for _, after in read.closing])] if read.closing else []
+        logits += self._logits(prefill, decode, newest[-1])
+        rows = [*known, *decode]
+        state = self._runner.state([row for row, _ in prefill])
         if not rows:
             _start(state)
             return PendingStep((), None, readings=read.pending)
@@ -242,6 +228,26 @@ class Engine:
         _start([tokens, *state, *(logprobs.arrays if logprobs else ())])
         blocks = [logprobs] if logprobs else ()
         return PendingStep(tuple(rows), tokens, logprobs=blocks, readings=read.pending)
+
+    def _logits(
+        self, prefill: Seq[ScheduledSequence], decode: Seq[Sequence], inputs: mx.array
+    ) -> list[mx.array]:
+        """Compute the chunks, and *inputs*, one token each of *decode*.
+
+        Returns the logits after the prompts that end here, then those of *decode*, if any.
+        """
+        rows, chunks = [row for row, _ in prefill], [_chunk(each) for each in prefill]
+        if not prefill:
+            return [self._runner.decode(decode, inputs)] if decode else []
+        if decode:
+            logits = self._runner.prefill_and_decode(rows, chunks, decode, inputs)
+        else:
+            logits = self._runner.prefill(rows, chunks)
+        wanted = [i for i, (row, num) in enumerate(prefill) if num == row.num_pending_tokens]
+        wanted += range(len(prefill), len(prefill) + len(decode))
+        if wanted and len(wanted) < logits.shape[0]:
+            logits = logits[mx.array(wanted)]
+        return [logits] if wanted else []
 
     def _inputs(self, decode: Seq[Sequence]) -> mx.array:
         """Return each row's last token, (rows,), from the last step where nobody has read it."""

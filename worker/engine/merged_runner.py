@@ -12,7 +12,7 @@ from ..sequence import Sequence
 from .prefill_reader import PrefillReader
 from .projection import Projection
 from .row_runner import Row, check_range, check_state_position, is_batchable
-from .runner import CacheKind, DeviceSegment, Segment
+from .runner import CacheKind, DeviceSegment, Segment, prefill_then_decode
 from .segments import classify, extract_kv, flatten, state_arrays
 from .states import StateSegment
 
@@ -81,6 +81,16 @@ class MergedRunner:
         self._batch.compact()
         self._batch.join({row: self._single.pop(row) for row in rows if row in self._single})
         return self._batch.forward(rows, tokens)
+
+    def prefill_and_decode(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        decoding: Seq[Sequence],
+        tokens: mx.array,
+    ) -> mx.array:
+        """Compute the chunks, then the tokens."""
+        return prefill_then_decode(self, rows, chunks, decoding, tokens)
 
     def state(self, rows: Seq[Sequence]) -> list[mx.array]:
         """Return the arrays of the rows' caches, the whole batch's where one is in it."""

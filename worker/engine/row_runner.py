@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from ..sequence import Sequence
 from .prefill_reader import PrefillReader, forward_with_reader
 from .projection import Projection, last_position
-from .runner import CacheKind, DeviceSegment, Segment
+from .runner import CacheKind, DeviceSegment, Segment, prefill_then_decode
 from .segments import (
     KVSegment,
     QuantizedKVSegment,
@@ -138,6 +138,16 @@ class RowRunner:
                 for index, sequence in enumerate(rows)
             ]
         )
+
+    def prefill_and_decode(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        decoding: Seq[Sequence],
+        tokens: mx.array,
+    ) -> mx.array:
+        """Compute the chunks, then the tokens."""
+        return prefill_then_decode(self, rows, chunks, decoding, tokens)
 
     def state(self, rows: Seq[Sequence]) -> list[mx.array]:
         """Return the arrays of the rows' caches."""

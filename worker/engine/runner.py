@@ -74,6 +74,19 @@ class ModelRunner(Protocol):
         """
         ...
 
+    def prefill_and_decode(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        decoding: Seq[Sequence],
+        tokens: mx.array,
+    ) -> mx.array:
+        """Do both, in one forward where the model allows it.
+
+        Returns the logits of *rows*, then those of *decoding*.
+        """
+        ...
+
     def state(self, rows: Seq[Sequence]) -> list[mx.array]:
         """Return the arrays that *rows* live in, for the engine to evaluate with a step.
 
@@ -94,3 +107,14 @@ class ModelRunner(Protocol):
         A runner that stores shared prefixes once drops its own copy of them; others do nothing.
         """
         ...
+
+
+def prefill_then_decode(
+    runner: ModelRunner,
+    rows: Seq[Sequence],
+    chunks: Seq[Seq[int]],
+    decoding: Seq[Sequence],
+    tokens: mx.array,
+) -> mx.array:
+    """Do what prefill_and_decode() says in two forwards, for runners that can't join them."""
+    return mx.concatenate([runner.prefill(rows, chunks), runner.decode(decoding, tokens)])

@@ -10,6 +10,7 @@ from mlx_lm.models import base
 
 from ..segments import LayerKV
 from .batch import LayerCache, LayerSpan, OwnMask
+from .joint import JointLayer, JointMask
 from .pool import PageIndex
 
 _NAME = "scaled_dot_product_attention"
@@ -41,8 +42,8 @@ def install() -> None:
 
 def attention(
     queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
+    keys: Any,
+    values: Any,
     cache: Any,
     scale: float,
     mask: Any,
@@ -52,6 +53,11 @@ def attention(
 
     Raises TypeError when a model brings sinks or a mask of its own to a cache of ours.
     """
+    if isinstance(cache, JointLayer):
+        if not isinstance(mask, JointMask):
+            _refuse("a mask of the model's own")
+        pieces = cache.split(queries, keys, values, mask)
+        return cache.join([attention(*piece[:4], scale, piece.mask, sinks) for piece in pieces])
     if not isinstance(cache, LayerCache):
         return _original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
     if sinks is not None:

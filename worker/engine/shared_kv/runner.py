@@ -17,6 +17,7 @@ from ..segments import KVSegment
 from . import attention
 from .batch import LayerCache
 from .decode import DecodeGroup
+from .joint import Joint
 from .layout import depth_first, pack
 from .pool import PagePool
 from .prefill import PrefillBatch
@@ -82,18 +83,27 @@ class SharedPrefixRunner:
         chunks: Seq[Seq[int]],
         reader: PrefillReader | None = None,
     ) -> mx.array:
-        """Compute the next *chunks* of *rows*, chunks of similar length in one forward."""
-        lengths = [len(chunk) for chunk in chunks]
+        """Compute the next *chunks* of *rows* in one forward, or as a *reader* needs it."""
+        if reader is None:
+            return self._forward_jointly(rows, chunks, (), None)
         order: list[int] = []
         logits = []
-        for packed in pack(lengths):
-            prefixes = [self._rows[rows[index]].prefix for index in packed]
-            members = [packed[index] for index in depth_first(prefixes)]
+        for members in self._packed(rows, chunks):
             logits.append(
                 self._prefill([rows[i] for i in members], [chunks[i] for i in members], reader)
             )
             order += members
         return _reorder(mx.concatenate(logits), _inverse(order))
+
+    def prefill_and_decode(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        decoding: Seq[Sequence],
+        tokens: mx.array,
+    ) -> mx.array:
+        """Compute *chunks* of *rows* and one token a row of *decoding* in one forward."""
+        return self._forward_jointly(rows, chunks, decoding, tokens)
 
     def decode(self, rows: Seq[Sequence], tokens: mx.array) -> mx.array:
         """Compute one token a row, all rows in one forward."""
@@ -133,28 +143,74 @@ class SharedPrefixRunner:
             row.drop_own(num_added)
         row.set_prefix(new)
 
+    def _packed(self, rows: Seq[Sequence], chunks: Seq[Seq[int]]) -> list[list[int]]:
+        """Return the indices of chunks of similar length, each lot in depth-first order."""
+        lots = pack([len(chunk) for chunk in chunks])
+        prefixes = [[self._rows[rows[index]].prefix for index in lot] for lot in lots]
+        orders = map(depth_first, prefixes)
+        return [[lot[place] for place in order] for lot, order in zip(lots, orders, strict=True)]
+
     def _prefill(
-        self, rows: Seq[Sequence], chunks: Seq[Seq[int]], reader: PrefillReader | None
+        self, rows: Seq[Sequence], chunks: Seq[Seq[int]], reader: PrefillReader
     ) -> mx.array:
         """Compute chunks, right-padded to the longest; rows stand in depth-first order."""
         lengths = [len(chunk) for chunk in chunks]
         width = max(lengths)
         tokens = mx.array([[*chunk, *[0] * (width - len(chunk))] for chunk in chunks])
         batch = PrefillBatch([self._rows[row] for row in rows], lengths, self._num_layers)
-        if reader is None:
-            logits = self._forward(tokens, lengths, batch.layers)
-        else:
-            logits = forward_with_reader(
-                self._projection,
-                lambda: self._model(tokens, cache=batch.layers),
-                rows,
-                lengths,
-                reader,
-            )
+        logits = forward_with_reader(
+            self._projection,
+            lambda: self._model(tokens, cache=batch.layers),
+            rows,
+            lengths,
+            reader,
+        )
         batch.finish()
         self.num_real_tokens += sum(lengths)
         self.num_padded_tokens += tokens.size - sum(lengths)
         return logits
+
+    def _forward_jointly(
+        self,
+        rows: Seq[Sequence],
+        chunks: Seq[Seq[int]],
+        decoding: Seq[Sequence],
+        tokens: mx.array | None,
+    ) -> mx.array:
+        """Compute all in one forward; logits after each row's last token, *decoding* last."""
+        joint = Joint()
+        batches: list[PrefillBatch] = []
+        given: list[mx.array] = []
+        order: list[int] = []
+        for lot in self._packed(rows, chunks):
+            members = [self._rows[rows[index]] for index in lot]
+            lengths = [len(chunks[index]) for index in lot]
+            batches.append(PrefillBatch(members, lengths, self._num_layers))
+            joint.add(batches[-1].layers, [row.num_tokens for row in members], lengths)
+            given.append(mx.array([token for i in lot for token in chunks[i]], dtype=mx.int32))
+            order += lot
+        if tokens is not None:
+            group, place = self._group_of(decoding)
+            starts = [row.num_tokens for row in group.rows]
+            group.begin()
+            joint.add(group.layers, starts, [1] * len(starts))
+            given.append(_reorder(tokens, place).astype(mx.int32))
+            order += [len(rows) + index for index in place]
+        logits = self._forward_flat(mx.concatenate(given), joint)
+        for batch in batches:
+            batch.finish()
+        self.num_real_tokens += sum(map(len, chunks))
+        self.num_padded_tokens += joint.num_pads
+        return _reorder(logits, _inverse(order))
+
+    def _forward_flat(self, tokens: mx.array, joint: Joint) -> mx.array:
+        """Compute *tokens* (tokens,) of all parts; logits after each row's last one."""
+        ends = joint.ends
+        with self._projection.only(lambda hidden: hidden[ends]):
+            logits: mx.array = self._model(tokens[:, None], cache=joint.layers())
+        if logits.shape[0] != ends.shape[0]:
+            logits = logits[ends]
+        return logits[:, 0]
 
     def _forward(self, tokens: mx.array, num_new: Seq[int], layers: Seq[LayerCache]) -> mx.array:
         """Compute right-padded *tokens* (rows, width); logits after each row's last real one."""

@@ -2,6 +2,8 @@
 
 import math
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import mlx.core as mx
 import pytest
@@ -22,6 +24,23 @@ OTHERS = [family for family in TINY_FAMILIES if family not in FAMILIES]
 
 def draw_tokens(rng: random.Random, num: int) -> list[int]:
     return [rng.randrange(VOCABULARY_SIZE) for _ in range(num)]
+
+
+@contextmanager
+def counted_calls(model) -> Iterator[list[int]]:
+    """Note how many tokens, pads included, each call of *model* gets."""
+    calls = []
+
+    class Counted(type(model)):
+        def __call__(self, tokens, **rest):
+            calls.append(tokens.size)
+            return super().__call__(tokens, **rest)
+
+    own, model.__class__ = type(model), Counted
+    try:
+        yield calls
+    finally:
+        model.__class__ = own
 
 
 class Scene:
@@ -79,6 +98,31 @@ def test_ragged_rows_over_nested_segments_get_the_logits_of_each_alone(family) -
     scene.check(scene.prefill(), range(6))
     for members in ([0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], [4, 0, 2], [0, 2, 4], range(6)):
         scene.check(scene.decode(members), members)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chunks_and_next_tokens_of_one_forward_are_those_of_each_alone(family) -> None:
+    scene = Scene(family)
+    decoding, prefilling = [5, 1, 3], [0, 4, 2]
+    starts = scene.num_shared
+    early = [scene.texts[member][starts[member] :] for member in decoding]
+    scene.runner.prefill([scene.rows[member] for member in decoding], early)
+    given = draw_tokens(scene.rng, len(decoding))
+    for member, token in zip(decoding, given, strict=True):
+        scene.texts[member].append(token)
+
+    with counted_calls(scene.model) as calls:
+        logits = scene.runner.prefill_and_decode(
+            [scene.rows[member] for member in prefilling],
+            [scene.texts[member][starts[member] :] for member in prefilling],
+            [scene.rows[member] for member in decoding],
+            mx.array(given),
+        )
+
+    num_tokens = sum(len(scene.texts[member]) - starts[member] for member in prefilling)
+    assert calls == [num_tokens + len(decoding)]
+    scene.check(logits, [*prefilling, *decoding])
+    scene.check(scene.decode(range(6)), range(6))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
