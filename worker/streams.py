@@ -66,7 +66,12 @@ class History(NamedTuple):
     sampler_version: int | None
     first_started_ms: int
     strikes: int
-    """Attempts in a row, before this one, that died without a new token."""
+    """Attempts in a row, before this one, that died without a new token.
+
+    One whose worker only paused past its lease counts, too: nothing tells its heir a paused
+    worker from a dead one, and the paused one is fenced when it wakes, so it can't write that it
+    lives. Three such pauses in a row before a first token dead-letter a job that did no harm.
+    """
 
 
 class Tip(NamedTuple):
