@@ -95,11 +95,11 @@ class FaultyWorker:
 
     def wait_for(self, event: str, *, count: int = 1) -> None:
         """Wait until it has logged *event* so many times."""
-        self._wait_for_line(f'"event": "{event}"', count)
+        self.wait_for_line(f'"event": "{event}"', count=count)
 
     def wait_for_stage(self, *, count: int = 1) -> None:
         """Wait until the worker has come to its stage so many times."""
-        self._wait_for_line("STAGE", count)
+        self.wait_for_line("STAGE", count=count)
 
     def num_logged(self, event: str) -> int:
         """Return how often it has logged *event* so far."""
@@ -147,7 +147,9 @@ class FaultyWorker:
             self._has_ended = True
             self._news.notify_all()
 
-    def _wait_for_line(self, words: str, count: int) -> None:
+    def wait_for_line(self, words: str, *, count: int = 1) -> None:
+        """Wait until so many lines of its standard error hold *words*."""
+
         def is_there() -> bool:
             return sum(words in line for line in self.log) >= count
 

@@ -27,8 +27,9 @@ from tests.faults.malformed import BROKEN, KINDS, UNKNOWN, Kind, submit_wrong
 ROUND = 100
 """Wrong jobs between two looks at the worker."""
 GOOD_EVERY = 10
-LARGE_EVERY = 50
-"""Of the rounds through all kinds, those with the large ones; the first among them."""
+LARGE_EVERY = 3
+"""Of the rounds through all kinds, those with the large ones; the first among them: memory that
+they leave fragmented has to be there before the first look at it."""
 MAX_MESSAGE_CHARS = 1000
 
 
