@@ -180,9 +180,12 @@ class Stage:
 
 
 @contextmanager
-def _stage(server: EmbeddedServer, model: Path, before: str) -> Iterator[Stage]:
-    with Producer(server.url) as producer, worker_starter(server.url, model) as start:
-        producer.redis.flushall()
+def _stage(model: Path, before: str) -> Iterator[Stage]:
+    with (
+        EmbeddedServer() as server,
+        Producer(server.url) as producer,
+        worker_starter(server.url, model) as start,
+    ):
         worker = start("--prefill-chunk", str(CHUNK), "--lease-s", "60", before=before)
         yield Stage(server, producer, worker)
         again = producer.submit(job())
@@ -192,16 +195,16 @@ def _stage(server: EmbeddedServer, model: Path, before: str) -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def hearing(server: EmbeddedServer, model: Path) -> Iterator[Stage]:
+def hearing(model: Path) -> Iterator[Stage]:
     """A worker that hears the bell."""
-    with _stage(server, model, HOOKS) as stage:
+    with _stage(model, HOOKS) as stage:
         yield stage
 
 
 @pytest.fixture
-def deaf(server: EmbeddedServer, model: Path) -> Iterator[Stage]:
+def deaf(model: Path) -> Iterator[Stage]:
     """A worker whose pub/sub is cut off: nothing that is published reaches it."""
-    with _stage(server, model, HOOKS + DEAF) as stage:
+    with _stage(model, HOOKS + DEAF) as stage:
         yield stage
 
 
@@ -265,8 +268,8 @@ def test_a_parked_job_is_cancelled_and_the_one_it_waits_for_goes_on(hearing: Sta
     hearing.worker.wait_for_line("POSTED parked")
     hearing.worker.go_on()
 
-    hearing.check_cancelled("parked")
     assert isinstance(result_of(hearing.producer, "sibling").end, Finished)
+    hearing.check_cancelled("parked")
     assert len(entries_of(hearing.producer, "parked")) == 2
     hearing.check_nothing_is_held("sibling")
 
