@@ -110,6 +110,7 @@ class Station:
             self._intake_settings,
             claims=self.publisher.claims,
             on_death=self._on_death,
+            sweep=self._registration.sweep,
             outages=self._outages,
         )
         self._listener = self._new_listener()

@@ -42,11 +42,14 @@ class Maintenance:
         *,
         claims: Callable[[], Iterable[Claim]],
         on_death: Callable[[BaseException], None],
+        sweep: Callable[[], None] = lambda: None,
         outages: Outages | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """*sweep* forgets the workers that died."""
         self._redis = redis
         self._book = book
+        self._sweep = sweep
         self._settings = settings
         self._claims = claims
         self._clock = clock
@@ -76,11 +79,16 @@ class Maintenance:
             self._retire(name)
         self._between_since = between
         self._unclaimed_since = unclaimed
+        self._sweep()
 
     def retire_queues(self) -> None:
-        """Forget queues without work: the last worker leaves no names; raises RedisError."""
+        """Forget queues without work, and dead workers: the last one leaves no names.
+
+        Raises RedisError.
+        """
         for name in self._queue_names():
             self._retire(name)
+        self._sweep()
 
     def _queue_names(self) -> list[str]:
         members: Any = self._redis.smembers(keys.active_queues_key(self._settings.model))

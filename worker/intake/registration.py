@@ -43,6 +43,14 @@ class Registration:
         """Disappear."""
         self._entry.register_death()  # type: ignore[no-untyped-call]
 
+    def sweep(self) -> None:
+        """Take the names of workers that died out of RQ's sets; raises RedisError.
+
+        Their records lapse by themselves, the sets never do.
+        """
+        for queue in self._entry.queues:
+            worker_registration.clean_worker_registry(queue)
+
     def touch(self, pipeline: Any, *, is_busy: bool) -> None:
         """Extend the record's life. The first command replies more than 0 when it was gone."""
         entry = self._entry
