@@ -69,6 +69,7 @@ class SubmitSettings:
     """Whether jobs are checked against the card of their model. Without it a job for an unknown
     alias waits until a worker with that alias comes."""
     idempotency_ttl_s: int = 24 * 3600
+    """How long a second submit under the same key is recognized."""
     outage_s: float = OUTAGE_S
     """How long a call waits for a server that is away. Every call here may be sent again: jobs
     have ids, so that a second submit finds the first one's jobs."""
