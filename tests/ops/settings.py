@@ -1,6 +1,7 @@
 """The variables of programs, checked with the settings that read them."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from headwater.producer.api.settings import ApiSettings
 from headwater.producer.cli.app import build
@@ -33,8 +34,12 @@ def check_api(variables: Mapping[str, str]) -> ApiSettings:
 
 def check_command(words: list[str]) -> None:
     """Check that `headwater WORDS...` names a command, and flags that it has."""
-    name, *rest = words
-    command = get_command(build([name])).commands[name]  # type: ignore[attr-defined]
+    command: Any = get_command(build([words[0]]))
+    rest = list(words)
+    while rest and (inner := getattr(command, "commands", {}).get(rest[0])) is not None:
+        command = inner
+        rest.pop(0)
+    assert len(rest) < len(words), words
     known = {flag for parameter in command.params for flag in parameter.opts}
     assert {word for word in rest if word.startswith("-")} <= known, words
 

@@ -275,7 +275,7 @@ FORBIDDEN = {
     "PUBLISH rq:pubsub:w stop": SERVICES,
     "SUBSCRIBE unrelated": SERVICES,
     "SCAN 0": ("producer", "consumer", "client", "worker", "probe"),
-    "INFO": ("consumer", "worker", "probe"),
+    "INFO": ("consumer", "probe"),
     "GET headwater:model:x": ("consumer", "worker", "ops", "probe"),
     "SET headwater:cache-clear:x 1": ("producer", "consumer", "client", "api", "probe"),
     "XREAD STREAMS headwater:events:x 0": ("producer", "worker", "ops", "probe"),

@@ -49,7 +49,10 @@ def test_every_variable_is_in_the_template_and_every_one_of_it_is_used() -> None
     """A variable that the template lacks would stop the first `up`."""
     used = set(re.findall(r"\$\{(\w+)", TEXT))
 
-    assert used == set(parse_env((OPS / "env.template").read_text()))
+    template = parse_env((OPS / "env.template").read_text())
+    # Compose itself reads this one.
+    assert used == set(template) - {"COMPOSE_PROFILES"}
+    assert template["COMPOSE_PROFILES"] in SERVICES["worker"]["profiles"]
     # Without a word what to do compose would go on with an empty password.
     assert len(re.findall(r"\$\{\w+:\?", TEXT)) == TEXT.count("${")
 
@@ -161,8 +164,7 @@ def test_the_commands_of_the_comment_on_top_exist() -> None:
 
     for command in re.findall(r"headwater ([a-z][^>\n]*)", comment):
         check_command(shlex.split(command))
-    assert "ops/new-env > ops/.env" in comment
-    assert all(profile in comment for profile in ("--profile cpu", "--profile cuda"))
+    assert "./new-env > .env" in comment
 
 
 def test_redis_starts_with_the_services_own_command_line(tmp_path: Path) -> None:
