@@ -54,6 +54,10 @@ class Tokenizer:
         """Return the token ids of a text that follows others: no special token is added."""
         return self._encode(text, add_special_tokens=False)
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special ones by name."""
+        return self._fast.decode(list(token_ids), skip_special_tokens=False)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

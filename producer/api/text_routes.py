@@ -9,10 +9,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from headwater.schemas import Finished, HeadwaterError, Usage
+from headwater.schemas import Finished, GenerationJob, HeadwaterError, Usage
 from headwater.schemas.logprobs import PositionLogprobs
 
 from ..openai_protocol.caller import Caller
+from ..openai_protocol.echo import Echo, echoes, with_echo
 from ..openai_protocol.errors import ApiError, of_any, of_end
 from ..openai_protocol.replies import (
     ChatFormat,
@@ -65,9 +66,18 @@ async def _answer(
     request.state.job_ids = job_ids
     include_usage = body.stream_options is not None and body.stream_options.include_usage
     num_choices = jobs[0].sampling.n
-    reply = Reply(form, body.model, job_ids, int(time.time()), include_usage, num_choices)
+    reply = Reply(
+        form,
+        body.model,
+        job_ids,
+        int(time.time()),
+        include_usage,
+        num_choices,
+        tells_prompt=body.prompt_logprobs is not None,
+    )
     if not body.stream:
-        return await _whole(reply, request, services, cancels=body.cancels_on_disconnect)
+        echo = _echoes(body, jobs, services)
+        return await _whole(reply, request, services, echo, cancels=body.cancels_on_disconnect)
     stream = _ReplyStream(services, reply, cancels=body.cancels_on_disconnect)
     return sse.EventStream(stream.events(), _headers(job_ids), stream.close)
 
@@ -76,11 +86,28 @@ def _headers(job_ids: list[str]) -> dict[str, str]:
     return {JOB_HEADER: ",".join(job_ids)}
 
 
-async def _whole(reply: Reply, request: Request, services: Services, *, cancels: bool) -> Response:
+def _echoes(
+    body: CompletionRequest | ChatRequest, jobs: list[GenerationJob], services: Services
+) -> list[Echo] | None:
+    if not isinstance(body, CompletionRequest) or not body.echo:
+        return None
+    return echoes(body.prompt, jobs, services.models.tokenizer(body.model))
+
+
+async def _whole(
+    reply: Reply, request: Request, services: Services, echo: list[Echo] | None, *, cancels: bool
+) -> Response:
     found = await results(request, services, reply.job_ids, cancels=cancels)
     if found is None:
         return Response(status_code=CLIENT_LEFT)
-    return JSONResponse(whole_reply(reply, found), headers=_headers(reply.job_ids))
+    answer = whole_reply(reply, found)
+    if echo is not None:
+        jobs = (choice["index"] // reply.num_choices for choice in answer["choices"])
+        answer["choices"] = [
+            with_echo(choice, echo[job], found[job].prompt_logprobs)
+            for job, choice in zip(jobs, answer["choices"], strict=True)
+        ]
+    return JSONResponse(answer, headers=_headers(reply.job_ids))
 
 
 @dataclass(slots=True)

@@ -35,6 +35,31 @@ def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> d
     }
 
 
+def prompt_logprobs(positions: Sequence[PositionLogprobs]) -> list[dict[str, Any] | None]:
+    """Return a prompt's logprobs as vLLM's server gives them.
+
+    A map by token id for each position: of the likeliest tokens, and of the prompt's own. The
+    first has none. Ranks count from 1; that of a token beyond the likeliest is not known.
+    """
+    return [None, *map(_position, positions)]
+
+
+def _position(position: PositionLogprobs) -> dict[str, Any]:
+    ranked = list(enumerate(position.top, 1))
+    is_among = any(each.token_id == position.token_id for each in position.top)
+    tokens: list[tuple[int | None, TokenLogprob]] = [*ranked]
+    if not is_among:
+        tokens.append((None, position))
+    return {
+        str(token.token_id): {
+            "logprob": _number(token),
+            "rank": rank,
+            "decoded_token": token.text,
+        }
+        for rank, token in tokens
+    }
+
+
 def _token(token: TokenLogprob) -> dict[str, Any]:
     data = token.text.encode() if token.bytes is None else base64.b64decode(token.bytes)
     return {"token": token.text, "logprob": _number(token), "bytes": list(data)}

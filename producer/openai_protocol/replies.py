@@ -9,7 +9,7 @@ from headwater.schemas.logprobs import PositionLogprobs
 
 from ..result import ChoiceResult, GenerationResult
 from .errors import of_end
-from .logprobs import chat_logprobs, completion_logprobs
+from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 
 
 class ReplyFormat(Protocol):
@@ -18,6 +18,8 @@ class ReplyFormat(Protocol):
     object: str
     chunk_object: str
     id_prefix: str
+    has_prompt_in_choices: bool
+    """Where a prompt's logprobs stand: a request of many prompts has one for each choice."""
 
     def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
         """Return the fields of a chunk's choice that hold new text."""
@@ -42,6 +44,7 @@ class ChatFormat:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
+    has_prompt_in_choices = False
 
     def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
         """Return the delta: content, reasoning_content, tool_calls."""
@@ -80,6 +83,7 @@ class CompletionFormat:
     object = "text_completion"
     chunk_object = "text_completion"
     id_prefix = "cmpl-"
+    has_prompt_in_choices = True
 
     def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
         """Return the text."""
@@ -131,6 +135,8 @@ class Reply:
     include_usage: bool = False
     num_choices: int = 1
     """Of each job: job i's choice c is the reply's choice i * num_choices + c."""
+    tells_prompt: bool = False
+    """Whether the prompt's logprobs were asked for."""
     _started: set[int] = field(default_factory=set)
     _offsets: dict[int, int] = field(default_factory=dict)
     """By choice: characters of the tokens whose logprobs have been told."""
@@ -139,19 +145,27 @@ class Reply:
         """Return the object of a reply that was not streamed."""
         choices = [
             {
-                "index": self.index(number, choice),
-                **self.format.whole(
-                    result.choices[choice], self._call_prefix(self.index(number, choice))
-                ),
-                "logprobs": self._logprobs(
-                    self.index(number, choice), result.choices[choice].logprobs
-                ),
-                "finish_reason": result.choices[choice].finish_reason,
+                **self._choice(self.index(number, choice), result.choices[choice]),
+                **self._of_prompt(result, in_choice=True),
             }
             for number, result in enumerate(results)
             for choice in sorted(result.choices)
         ]
-        return {**self._head(self.format.object), "choices": choices, "usage": usage_object(usage)}
+        head = {**self._head(self.format.object), **self._of_prompt(results[0], in_choice=False)}
+        return {**head, "choices": choices, "usage": usage_object(usage)}
+
+    def _choice(self, index: int, choice: ChoiceResult) -> dict[str, Any]:
+        return {
+            "index": index,
+            **self.format.whole(choice, self._call_prefix(index)),
+            "logprobs": self._logprobs(index, choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+
+    def _of_prompt(self, result: GenerationResult, *, in_choice: bool) -> dict[str, Any]:
+        if not self.tells_prompt or self.format.has_prompt_in_choices != in_choice:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(result.prompt_logprobs or ())}
 
     def chunk(
         self,

@@ -35,8 +35,15 @@ class TextRequest(BaseModel):
     model: str
     stream: bool = False
     stream_options: StreamOptions | None = None
+    prompt_logprobs: Any = None
+    """vLLM's: GenerationJob checks it. Not streamed; a job's own events are."""
     cancel_on_disconnect: bool | None = None
     """Whether the job is cancelled when the client goes away; by default where it streams."""
+
+    @property
+    def job_prompt_logprobs(self) -> Any:
+        """What GenerationJob is asked for of the prompt."""
+        return self.prompt_logprobs
 
     @property
     def cancels_on_disconnect(self) -> bool:
@@ -48,6 +55,15 @@ class CompletionRequest(TextRequest):
     """The body of /v1/completions."""
 
     prompt: Prompt
+    echo: bool = False
+    """Whether the text begins with the prompt, and `logprobs` with the prompt's."""
+
+    @property
+    def job_prompt_logprobs(self) -> Any:
+        """What GenerationJob is asked for of the prompt."""
+        if self.prompt_logprobs is None and self.echo:
+            return (self.model_extra or {}).get("logprobs")
+        return self.prompt_logprobs
 
     @property
     def own_fields(self) -> dict[str, Any]:
@@ -125,10 +141,13 @@ def jobs_of(
 
     Raises ApiError, and ProducerError's kinds.
     """
+    _check_stream(request)
     # A worker may have changed the model behind the alias, and with it the tokenizer.
     card = models.card(request.model, refresh=True)
     tokenizer = models.tokenizer(request.model)
     fields = {**request.own_fields, **job_fields(request.model_extra or {})}
+    if request.job_prompt_logprobs is not None:
+        fields["prompt_logprobs"] = request.job_prompt_logprobs
     fields |= {
         "namespace": caller.namespace,
         "priority": choose_priority(caller, fields.get("priority")),
@@ -146,6 +165,19 @@ def jobs_of(
         own = {"max_tokens": request.max_tokens(room), **fields}
         jobs.append(_parse(request.model, prompt, own))
     return jobs
+
+
+def _check_stream(request: CompletionRequest | ChatRequest) -> None:
+    asked = {"prompt_logprobs": request.prompt_logprobs is not None}
+    asked["echo"] = isinstance(request, CompletionRequest) and request.echo
+    for name, is_asked in asked.items():
+        if request.stream and is_asked:
+            raise ApiError(
+                400,
+                f"{name} and stream don't go together: leave out either",
+                code="unsupported_parameter",
+                param=name,
+            )
 
 
 def choose_priority(caller: Caller, wanted: Any) -> Priority:

@@ -41,6 +41,8 @@ def file_jobs(request: FileRequest, models: Models, caller: Caller) -> list[Gene
     """Return the jobs that *request* asks for; raises ApiError, and ProducerError's kinds."""
     if isinstance(request, EmbeddingRequest):
         return embedding_jobs(request, models, caller)
+    if isinstance(request, CompletionRequest) and request.echo:
+        raise ApiError(400, "echo: not in files", code="unsupported_parameter", param="echo")
     return jobs_of(request, models, caller)
 
 
@@ -65,5 +67,12 @@ def file_reply(
     if route == EMBEDDING:
         return embedding_reply(model, results, encoding)
     form = ChatFormat() if route == CHAT else CompletionFormat()
-    reply = Reply(form, model, list(job_ids), int(time.time()), num_choices=jobs[0].sampling.n)
+    reply = Reply(
+        form,
+        model,
+        list(job_ids),
+        int(time.time()),
+        num_choices=jobs[0].sampling.n,
+        tells_prompt=jobs[0].prompt_logprobs is not None,
+    )
     return whole_reply(reply, list(results))

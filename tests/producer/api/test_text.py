@@ -295,3 +295,73 @@ def test_a_tool_that_is_not_offered_cannot_be_forced(client: OpenAI) -> None:
     choice: Any = {"type": "function", "function": {"name": "other"}}
     with pytest.raises(openai.UnprocessableEntityError, match="'find', 'add'"):
         client.chat.completions.create(**FORCED, tool_choice=choice)
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_an_echo_begins_with_the_prompt_and_its_logprobs(client: OpenAI, as_ids: bool) -> None:
+    """What evaluation harnesses ask for: every token of the prompt in its place, then the rest."""
+    plain = client.completions.create(**TEXT, logprobs=2)
+    prompt: Any = TEXT["prompt"]
+    if as_ids:
+        prompt = [_token_id(letter) for letter in prompt]
+    (choice,) = client.completions.create(
+        **{**TEXT, "prompt": prompt}, logprobs=2, echo=True
+    ).choices
+
+    own = plain.choices[0].logprobs
+    told = choice.logprobs
+    assert own is not None
+    assert told is not None
+    length = len(TEXT["prompt"])
+    assert choice.text == TEXT["prompt"] + plain.choices[0].text
+    assert "".join(told.tokens[:length]) == TEXT["prompt"]
+    assert told.tokens[length:] == own.tokens
+    assert told.token_logprobs[0] is None
+    assert all(value < 0 for value in told.token_logprobs[1:length])
+    assert told.token_logprobs[length:] == pytest.approx(own.token_logprobs, abs=1e-4)
+    assert told.text_offset[:length] == list(range(length))
+    assert told.text_offset[length:] == [length + offset for offset in own.text_offset]
+    assert told.top_logprobs[0] is None
+    # Tokens that look alike share an entry there.
+    assert {len(each) for each in told.top_logprobs[1:length]} <= {1, 2}
+
+
+def test_many_prompts_and_choices_are_each_echoed(client: OpenAI) -> None:
+    """Without logprobs it is the text alone."""
+    prompts = ["Once", "upon"]
+    asked = {**TEXT, "prompt": prompts, "temperature": 1, "seed": 3}
+    plain = client.completions.create(**asked, n=2)
+    reply = client.completions.create(**asked, n=2, echo=True)
+    texts = [choice.text for choice in plain.choices]
+    heads = [prompts[0]] * 2 + [prompts[1]] * 2
+    expected = [head + text for head, text in zip(heads, texts, strict=True)]
+    assert [choice.text for choice in reply.choices] == expected
+    assert {choice.logprobs for choice in reply.choices} == {None}
+
+
+def test_prompt_logprobs_come_as_vllm_gives_them(client: OpenAI) -> None:
+    """In each choice of a completion, once for a chat; a map by token id for each position."""
+    text = client.completions.create(
+        **{**TEXT, "extra_body": {"ignore_eos": True, "prompt_logprobs": 1}}
+    )
+    (first, *others) = text.choices[0].model_extra["prompt_logprobs"]
+    assert first is None
+    ids = [_token_id(letter) for letter in TEXT["prompt"][1:]]
+    for token_id, position in zip(ids, others, strict=True):
+        assert 1 <= len(position) <= 2
+        assert position[str(token_id)]["logprob"] <= 0
+        best = [each for each in position.values() if each["rank"] == 1]
+        assert best[0]["logprob"] == max(each["logprob"] for each in position.values())
+
+    chat = client.chat.completions.create(**{**CHAT, "extra_body": {"prompt_logprobs": 0}})
+    told = chat.model_extra["prompt_logprobs"]
+    assert len(told) == chat.usage.prompt_tokens
+    assert [len(position) for position in told[1:]] == [1] * (len(told) - 1)
+
+
+@pytest.mark.parametrize("field", ["echo", "prompt_logprobs"])
+def test_what_is_not_streamed_is_refused_by_name(client: OpenAI, field: str) -> None:
+    """The refusal names the field."""
+    with pytest.raises(openai.BadRequestError, match="stream") as caught:
+        client.completions.create(**{**TEXT, "extra_body": {field: 1}}, stream=True)
+    assert caught.value.param == field
