@@ -124,6 +124,21 @@ def test_the_page_shows_what_goes_on_and_streams_a_prompt(
     assert "finished" in text("job-table")
 
 
+def test_the_page_says_why_a_prompt_does_not_run(
+    api: RunningApi, browser: Browser, idle: str
+) -> None:
+    """A server that has never seen a worker, and a model that none serves any more."""
+    session = browser.open(api.url)
+    note = 'document.getElementById("note").textContent'
+
+    browser.evaluate(session, 'at("model").replaceChildren(); run()')
+    assert "start a worker" in browser.evaluate(session, note)
+
+    chosen = f'refresh().then(() => {{ at("model").value = "{idle}"; run(); }})'
+    browser.evaluate(session, chosen)
+    assert "no worker serves idle" in browser.evaluate(session, note)
+
+
 def test_the_page_loads_nothing_from_elsewhere(http: httpx2.Client) -> None:
     page = http.get("/")
 
