@@ -55,6 +55,9 @@ class ApiServer(uvicorn.Server):
         """End the streams, then wait for the other requests."""
         self._services.stop_streams()
         await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn would drop the application's own end, and print where it was.
+            await self.lifespan.shutdown()
 
 
 def listen(host: str, port: int) -> socket:

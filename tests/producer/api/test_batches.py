@@ -303,3 +303,14 @@ def test_a_directory_belongs_to_one_server(
 
     with pytest.raises(DirectoryInUse, match="--data-dir"):
         start_api(data_dir=tmp_path)
+
+
+def test_a_server_that_is_told_twice_to_end_lets_go_of_its_directory(
+    start_api: StartApi, tmp_path: Path
+) -> None:
+    """The second signal spares the wait for requests, not the order at the end."""
+    api = start_api(data_dir=tmp_path)
+    api.server.force_exit = True
+    api.stop()
+
+    start_api(data_dir=tmp_path)
