@@ -33,7 +33,6 @@ ALL = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "ops
 NOT_RUN = {
     "make": "it would build an environment, or run these tests: a dry run says that targets exist",
     "pip": "there may be no package index: another test looks at the extras",
-    "brew": "for Macs",
     "python3 -m venv .venv": "the tests' own environment is the one",
     ". .venv/bin/activate": "as above",
     "headwater worker": "one runs already, for all blocks: the flags are parsed",
@@ -51,7 +50,6 @@ TEMPLATE = (
 PRELUDE = """
 make() { command make -C "$ROOT" --dry-run "$@" > /dev/null; }
 pip() { :; }
-brew() { :; }
 python3() { case "$*" in "-m venv .venv") ;; *) command python3 "$@" ;; esac; }
 curl() { case "$1" in -sf) command curl "$@" ;; *) command curl --fail-with-body "$@" ;; esac; }
 mkdir -p .venv/bin && touch .venv/bin/activate
