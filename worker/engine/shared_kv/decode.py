@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from ..segments import KVSegment, LayerKV
 from .batch import LayerCache, Step
-from .layout import by_depth, find_spans
+from .coalescing import Coalescer
+from .layout import by_level, find_spans
 from .pages import PAGE_TOKENS, Slab
 from .pool import LayerPages, PageIndex, PagePool
 from .row import Row, join_tokens
@@ -26,13 +27,18 @@ class DecodeGroup:
     """
 
     def __init__(
-        self, rows: Seq[Row], num_users: Mapping[int, int], pool: PagePool, num_layers: int
+        self,
+        rows: Seq[Row],
+        num_users: Mapping[int, int],
+        pool: PagePool,
+        coalescer: Coalescer,
+        num_layers: int,
     ) -> None:
         self.rows = list(rows)
         self._pool = pool
         pool.tidy()
         loose = [row.absorb(num_users) for row in rows]
-        self.depths = by_depth(find_spans([row.prefix for row in rows]))
+        self.depths = by_level(coalescer.coalesce(find_spans([row.prefix for row in rows])))
         self._tails = _take_in(rows, loose, pool, num_layers)
         for index, row in enumerate(rows):
             row.move(self, index)

@@ -44,14 +44,16 @@ def find_spans(prefixes: Seq[Seq[KVSegment]]) -> list[Span]:
     return spans
 
 
-def by_depth(spans: Seq[Span]) -> list[list[Span]]:
-    """Put spans of one depth, which cover different rows, into one list."""
-    depths: list[list[Span]] = []
+def by_level(spans: Seq[Span]) -> list[list[Span]]:
+    """Share out spans to few levels, in each of which they cover different rows, in order."""
+    levels: list[list[Span]] = []
     for span in spans:
-        if not depths or span.first_row < depths[-1][-1].last_row:
-            depths.append([])
-        depths[-1].append(span)
-    return depths
+        level = next((level for level in levels if _has_room(level, span)), None)
+        if level is None:
+            levels.append([span])
+        else:
+            level.append(span)
+    return [sorted(level, key=lambda span: span.first_row) for level in levels]
 
 
 def bucket(num: int) -> int:
@@ -82,3 +84,9 @@ def pack(lengths: Seq[int], max_pad_share: float = 0.2) -> list[list[int]]:
 
 def _path(prefix: Seq[KVSegment], depth: int) -> list[int]:
     return [id(segment) for segment in prefix[: depth + 1]]
+
+
+def _has_room(level: Seq[Span], span: Span) -> bool:
+    return all(
+        span.last_row <= other.first_row or other.last_row <= span.first_row for other in level
+    )

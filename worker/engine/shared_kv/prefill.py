@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from ..segments import KVSegment, LayerKV, copy_tokens
 from .batch import LayerCache, Step
-from .layout import by_depth, find_spans
+from .layout import by_level, find_spans
 from .pool import LayerPages
 from .row import Row
 
@@ -26,7 +26,7 @@ class PrefillBatch:
             row.solidify()
         starts = [row.num_tokens for row in rows]
         self.step = Step(starts, starts, num_new, max(num_new))
-        self.depths = by_depth(find_spans([(*row.prefix, *row.private) for row in rows]))
+        self.depths = by_level(find_spans([(*row.prefix, *row.private) for row in rows]))
         self.layers = [LayerCache(self, layer) for layer in range(num_layers)]
 
     def update(self, layer: int, keys: mx.array, values: mx.array) -> LayerKV:

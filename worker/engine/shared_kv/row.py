@@ -98,7 +98,7 @@ class Row:
         self.private.append(segment)
         while len(self.private) > 1 and _is_due(*self.private[-2:]):
             last, other = self.private.pop(), self.private.pop()
-            self.private.append(_merged([other, last]))
+            self.private.append(merged([other, last]))
 
     def drop_own(self, num_tokens: int) -> None:
         """Forget the first own tokens."""
@@ -168,7 +168,8 @@ def _is_lone(segment: KVSegment, num_users: Mapping[int, int]) -> bool:
     return num_users[id(segment)] == 1 and segment.num_tokens <= MAX_ABSORBED_TOKENS
 
 
-def _merged(segments: Seq[KVSegment]) -> KVSegment:
+def merged(segments: Seq[KVSegment]) -> KVSegment:
+    """Copy adjacent segments into one."""
     layers = zip(*(segment.layers for segment in segments), strict=True)
     return KVSegment(tuple(join_tokens(list(layer)) for layer in layers))
 

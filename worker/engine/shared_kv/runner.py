@@ -16,6 +16,7 @@ from ..runner import CacheKind, DeviceSegment, Segment
 from ..segments import KVSegment
 from . import attention
 from .batch import LayerCache
+from .coalescing import Coalescer
 from .decode import DecodeGroup
 from .joint import Joint
 from .layout import depth_first, pack
@@ -44,6 +45,7 @@ class SharedPrefixRunner:
         self._projection = Projection(model)
         self._num_layers = len(caches)
         self._pool = PagePool(self._num_layers)
+        self._coalescer = Coalescer()
         self._rows: dict[Sequence, Row] = {}
         self._group: DecodeGroup | None = None
         self.num_real_tokens = 0
@@ -71,6 +73,8 @@ class SharedPrefixRunner:
         row = self._rows.pop(sequence, None)
         if row is not None:
             row.leave()
+        if not self._rows:
+            self._coalescer.clear()
 
     @property
     def reads_states(self) -> bool:
@@ -118,7 +122,7 @@ class SharedPrefixRunner:
         private = [array for row in members for segment in row.private for array in segment.arrays]
         groups = {id(row.group): row.group for row in members if row.group is not None}
         tails = [array for group in groups.values() for array in group.arrays]
-        return private + tails + self._pool.arrays
+        return private + tails + self._pool.arrays + self._coalescer.arrays
 
     def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
         """Copy tokens [start, end), shared or own."""
@@ -230,7 +234,7 @@ class SharedPrefixRunner:
         num_users = Counter(id(each) for row in self._rows.values() for each in row.prefix)
         order = depth_first([row.prefix for row in members])
         ordered = [members[index] for index in order]
-        self._group = DecodeGroup(ordered, num_users, self._pool, self._num_layers)
+        self._group = DecodeGroup(ordered, num_users, self._pool, self._coalescer, self._num_layers)
         return self._group, order
 
 
