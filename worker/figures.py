@@ -5,6 +5,7 @@ from typing import Any
 
 from headwater.schemas import CachedTokens
 
+from .engine.engine import Engine
 from .job_run import JobRun
 from .messages import Claim
 from .metrics import WorkerMetrics
@@ -74,12 +75,16 @@ class Figures:
         return now >= self._memory_due_s
 
     def memory(
-        self, engine_nbytes: int, scheduler: Scheduler[Any], disk_nbytes: int, now: float
+        self, engine: Engine, scheduler: Scheduler[Any], disk_nbytes: int, now: float
     ) -> None:
         """Note what is held: by the rows, by the prefix cache, and on disk."""
         self._memory_due_s = now + _MEMORY_EVERY_S
         self._count(scheduler)
-        self._metrics.kv_bytes.set(engine_nbytes)
+        self._metrics.kv_bytes.set(engine.nbytes)
+        padding = engine.padding
+        if padding is not None:
+            self._metrics.kv_padding.set(padding.kv_share)
+            self._metrics.prefill_padding.set(padding.prefill_share)
         self._metrics.cache_bytes.set(scheduler.cache_nbytes)
         self._metrics.disk_bytes.set(disk_nbytes)
 

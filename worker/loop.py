@@ -236,7 +236,7 @@ class GenerationLoop:
         # The last word before an idle time stays.
         if self.is_idle or self.figures.is_memory_due(now):
             disk_nbytes = self.cold.nbytes if self.cold is not None else 0
-            self.figures.memory(self._engine.nbytes, self._scheduler, disk_nbytes, now)
+            self.figures.memory(self._engine, self._scheduler, disk_nbytes, now)
 
     def _read(self, launched: _InFlight) -> None:
         began_s = self._clock()

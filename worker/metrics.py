@@ -19,6 +19,10 @@ class WorkerMetrics:
         self.batch = self._gauge("batch_size", "Sequences that run")
         self.waiting = self._gauge("waiting_sequences", "Sequences that wait in this worker")
         self.kv_bytes = self._gauge("kv_bytes", "Keys and values of running sequences")
+        self.kv_padding = self._gauge("kv_padding_ratio", "Of kv_bytes, what is held for no token")
+        self.prefill_padding = self._gauge(
+            "prefill_padding_ratio", "Of all tokens that prefills have computed, the pads"
+        )
         self.cache_bytes = self._gauge("prefix_cache_bytes", "Keys and values in the prefix cache")
         self.computed = self._counter("prompt_tokens_computed", "Prompt tokens computed")
         self.reused = self._counter("prompt_tokens_reused", "Prompt tokens taken from the cache")

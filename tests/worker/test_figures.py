@@ -5,6 +5,8 @@ from collections.abc import Callable
 import pytest
 from headwater.producer.client import new_job
 from headwater.schemas import DeltaPart, Failed
+from headwater.worker.engine.shared_kv import SharedPrefixRunner
+from headwater.worker.engine.shared_kv.decode import TAIL_TOKENS
 from headwater.worker.figures import Figures
 from headwater.worker.messages import Claim
 from headwater.worker.metrics import WorkerMetrics
@@ -78,6 +80,20 @@ def test_a_loop_at_rest_runs_nothing_and_tells_what_its_cache_holds(pipelined: b
     assert sample(bench.metrics, "waiting_sequences") == 0
     assert sample(bench.metrics, "kv_bytes") == 0
     assert sample(bench.metrics, "prefix_cache_bytes") == bench.scheduler.cache_nbytes > 0
+
+
+def test_padding_is_told_as_a_share_of_what_is_held_and_computed() -> None:
+    """A row of few tokens has a tail of many; prompts of unlike lengths are padded to one."""
+    bench = Bench(runner=SharedPrefixRunner, pipelined=False)
+    for job_id, length in (("a", 9), ("b", 10)):
+        bench.loop.admit(claim(job_id, prompt=tuple(range(length)), max_tokens=4))
+    bench.loop.step()
+    bench.now += 1000
+    bench.loop.step()
+
+    # Of two tails, 9 + 10 tokens of the prompts and one token each are used.
+    assert sample(bench.metrics, "kv_padding_ratio") == pytest.approx(1 - 21 / (2 * TAIL_TOKENS))
+    assert sample(bench.metrics, "prefill_padding_ratio") == pytest.approx(1 / 20)
 
 
 def test_host_work_is_a_step_less_the_wait_for_the_device(

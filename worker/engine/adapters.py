@@ -15,7 +15,7 @@ from mlx_lm.tuner.utils import load_adapters
 from ..errors import StartupError
 from ..sequence import Sequence
 from .prefill_reader import PrefillReader
-from .runner import DeviceSegment, ModelRunner, Segment, prefill_then_decode
+from .runner import DeviceSegment, ModelRunner, Padding, Segment, prefill_then_decode
 
 log = structlog.get_logger()
 
@@ -88,6 +88,13 @@ class AdapterRunner:
     def nbytes(self) -> int:
         """Bytes held by the rows of all adapters."""
         return sum(runner.nbytes for runner in self._runners.values())
+
+    @property
+    def padding(self) -> Padding | None:
+        """What is padding, in all adapters' rows."""
+        paddings = [runner.padding for runner in self._runners.values()]
+        known = [padding for padding in paddings if padding is not None]
+        return Padding(*map(sum, zip(*known, strict=True))) if known else None
 
     @property
     def reads_states(self) -> bool:

@@ -10,7 +10,7 @@ from ..errors import EngineUnsound, JobRejected, WorkerError
 from ..sequence import PromptReading, Reading, ScheduledSequence, Sequence, TokenOutput
 from .logprobs import LogprobBlock
 from .prompt_reader import Pending, PromptReader
-from .runner import CacheKind, DeviceSegment, ModelRunner, Segment
+from .runner import CacheKind, DeviceSegment, ModelRunner, Padding, Segment
 from .sampler import NO_TOKEN, NOT_FINITE, Sampler
 
 _RECOMPUTE_CHUNK: Final = 512
@@ -145,6 +145,11 @@ class Engine:
     def nbytes(self) -> int:
         """Bytes held by the running rows, capacity included, shared prefixes excluded."""
         return self._runner.nbytes
+
+    @property
+    def padding(self) -> Padding | None:
+        """What is padding, where the runner knows it."""
+        return self._runner.padding
 
     @property
     def can_embed(self) -> bool:

@@ -43,6 +43,11 @@ class MergedRunner:
         """Bytes held by the rows, capacity and padding included."""
         return self._batch.nbytes + sum(row.nbytes for row in self._single.values())
 
+    @property
+    def padding(self) -> None:
+        """Nothing that this runner could tell."""
+        return None
+
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Give *sequence* a row that starts with a copy of *prefix*."""
         self._single[sequence] = Row(self._model, self._projection, self.cache_kind, prefix)

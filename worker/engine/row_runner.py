@@ -102,6 +102,11 @@ class RowRunner:
         """Bytes held by the rows, capacity included."""
         return sum(row.nbytes for row in self._rows.values())
 
+    @property
+    def padding(self) -> None:
+        """Nothing that this runner could tell."""
+        return None
+
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Give *sequence* a row that starts with a copy of *prefix*."""
         self._rows[sequence] = Row(

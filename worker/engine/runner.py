@@ -6,7 +6,7 @@ lets it have.
 """
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
@@ -14,7 +14,7 @@ from ..segment import CacheKind, Segment
 from ..sequence import Sequence
 from .prefill_reader import PrefillReader
 
-__all__ = ["CacheKind", "DeviceSegment", "ModelRunner", "Segment"]
+__all__ = ["CacheKind", "DeviceSegment", "ModelRunner", "Padding", "Segment"]
 
 
 class DeviceSegment(Segment, Protocol):
@@ -24,6 +24,29 @@ class DeviceSegment(Segment, Protocol):
     def arrays(self) -> list[mx.array]:
         """The arrays held, which may be lazy: evaluating them makes the copy."""
         ...
+
+
+class Padding(NamedTuple):
+    """What a runner holds and computes, in tokens, and how much of it is for none."""
+
+    num_held: int
+    """That fit into the memory of rows' own keys and values, now."""
+    num_used: int
+    """That lie there."""
+    num_prefilled: int
+    """That prefills have computed so far, pads included."""
+    num_pads: int
+    """Of those, pads."""
+
+    @property
+    def kv_share(self) -> float:
+        """Padding over all that is held."""
+        return 1 - self.num_used / max(1, self.num_held, self.num_used)
+
+    @property
+    def prefill_share(self) -> float:
+        """Pads over all that prefills have computed."""
+        return self.num_pads / max(1, self.num_prefilled)
 
 
 class ModelRunner(Protocol):
@@ -40,6 +63,11 @@ class ModelRunner(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes held by the rows themselves, capacity included, shared prefixes excluded."""
+        ...
+
+    @property
+    def padding(self) -> Padding | None:
+        """What is padding; None where the runner leaves them to mlx-lm's caches."""
         ...
 
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:

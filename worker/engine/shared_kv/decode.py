@@ -56,6 +56,11 @@ class DecodeGroup:
         """The tails."""
         return [array for tails in self._tails if tails is not None for array in tails]
 
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens that fit into the tails, also of rows that have left."""
+        return TAIL_TOKENS * len(self.rows)
+
     def is_exactly(self, rows: Seq[Row]) -> bool:
         """Say whether the group holds *rows* and no others, whatever their order."""
         return (

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..segments import LayerKV
 from .layout import bucket
-from .pages import Page, PageTable, Slab
+from .pages import PAGE_TOKENS, Page, PageTable, Slab
 
 
 class PageIndex:
@@ -79,9 +79,9 @@ class PagePool:
         return self._table.version
 
     @property
-    def num_used_pages(self) -> int:
-        """Pages that rows have."""
-        return self._table.num_used
+    def num_held_tokens(self) -> int:
+        """Tokens that fit into the pages, free ones included."""
+        return PAGE_TOKENS * (self._table.num_used + self._table.num_free)
 
     def give_back(self, pages: Seq[Page]) -> None:
         """Free *pages*."""

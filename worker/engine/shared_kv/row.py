@@ -28,6 +28,11 @@ class TailHolder(Protocol):
         """The tails."""
         ...
 
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens that fit into the tails, also of rows that have left."""
+        ...
+
     def tail(self, layer: int, index: int, num_tokens: int) -> LayerKV | None:
         """Return a view of the first tokens of a row's tail, None where there is none."""
         ...

@@ -12,7 +12,7 @@ from ...sequence import Sequence
 from ..prefill_reader import PrefillReader, forward_with_reader
 from ..projection import Projection
 from ..row_runner import check_range
-from ..runner import CacheKind, DeviceSegment, Segment
+from ..runner import CacheKind, DeviceSegment, Padding, Segment
 from ..segments import KVSegment
 from . import attention
 from .batch import LayerCache
@@ -48,8 +48,8 @@ class SharedPrefixRunner:
         self._coalescer = Coalescer()
         self._rows: dict[Sequence, Row] = {}
         self._group: DecodeGroup | None = None
-        self.num_real_tokens = 0
-        self.num_padded_tokens = 0
+        self._num_prefilled = 0
+        self._num_pads = 0
 
     @property
     def nbytes(self) -> int:
@@ -57,9 +57,18 @@ class SharedPrefixRunner:
         return sum(array.nbytes for array in self.state(list(self._rows)))
 
     @property
-    def pad_share(self) -> float:
-        """Share of all tokens computed so far that were pads."""
-        return self.num_padded_tokens / max(1, self.num_padded_tokens + self.num_real_tokens)
+    def padding(self) -> Padding:
+        """Free pages and the free ends of tails; and the pads of all prefills so far."""
+        rows = self._rows.values()
+        groups = {id(row.group): row.group for row in rows if row.group is not None}
+        private = sum(segment.num_tokens for row in rows for segment in row.private)
+        tails = sum(group.num_held_tokens for group in groups.values())
+        return Padding(
+            num_held=private + tails + self._pool.num_held_tokens,
+            num_used=sum(row.num_own for row in rows),
+            num_prefilled=self._num_prefilled,
+            num_pads=self._num_pads,
+        )
 
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Give *sequence* a row that refers to *prefix*."""
@@ -170,8 +179,8 @@ class SharedPrefixRunner:
             reader,
         )
         batch.finish()
-        self.num_real_tokens += sum(lengths)
-        self.num_padded_tokens += tokens.size - sum(lengths)
+        self._num_prefilled += tokens.size
+        self._num_pads += tokens.size - sum(lengths)
         return logits
 
     def _forward_jointly(
@@ -203,8 +212,8 @@ class SharedPrefixRunner:
         logits = self._forward_flat(mx.concatenate(given), joint)
         for batch in batches:
             batch.finish()
-        self.num_real_tokens += sum(map(len, chunks))
-        self.num_padded_tokens += joint.num_pads
+        self._num_prefilled += sum(map(len, chunks)) + joint.num_pads
+        self._num_pads += joint.num_pads
         return _reorder(logits, _inverse(order))
 
     def _forward_flat(self, tokens: mx.array, joint: Joint) -> mx.array:

@@ -220,7 +220,7 @@ def test_detached_rows_leave_no_memory_behind() -> None:
 def test_pads_of_a_prefill_are_at_most_a_fifth_of_its_tokens() -> None:
     scene = Scene("llama")
     scene.prefill()
-    assert 0 < scene.runner.pad_share <= 0.2
+    assert 0 < scene.runner.padding.prefill_share <= 0.2
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -318,6 +318,7 @@ def test_what_decoding_rows_hold_is_bounded_by_what_they_use(seed) -> None:
     for _ in range(3):
         used = sum(num_own)
         held = runner.nbytes // TOKEN_NBYTES
+        assert runner.padding[:2] == (held, used)
         assert used < held <= 1.25 * used + TAIL_TOKENS * len(rows) + MIN_SLAB_PAGES * PAGE_TOKENS
         if used > 256 * len(rows):
             assert held <= 1.5 * used
@@ -326,3 +327,96 @@ def test_what_decoding_rows_hold_is_bounded_by_what_they_use(seed) -> None:
         num_own.pop(leaving)
         num_own = [num + 1 for num in num_own]
         mx.eval(runner.decode(rows, mx.zeros(len(rows), mx.int32)), runner.state(rows))
+
+
+class Texts:
+    """Rows without a prefix, and all their tokens, to be compared with each alone."""
+
+    def __init__(self, lengths) -> None:
+        self.rng = random.Random(11)
+        self.model = tiny_model("llama")
+        self.runner = SharedPrefixRunner(self.model)
+        self.texts = [draw_tokens(self.rng, length) for length in lengths]
+        self.rows = [sequence(text) for text in self.texts]
+        for row, text in zip(self.rows, self.texts, strict=True):
+            self.runner.attach(row, ())
+            self.runner.prefill([row], [text])
+
+    def decode(self, members) -> mx.array:
+        given = draw_tokens(self.rng, len(members))
+        for member, token in zip(members, given, strict=True):
+            self.texts[member] = [*self.texts[member], token]
+        logits = self.runner.decode([self.rows[each] for each in members], mx.array(given))
+        mx.eval(logits, self.runner.state([self.rows[each] for each in members]))
+        return logits
+
+    def check(self, logits, members) -> None:
+        for row, member in zip(logits, members, strict=True):
+            assert_logits_close(row, logits_alone(self.model, self.texts[member])[-1])
+
+
+def test_pages_that_move_keep_their_rows_tokens() -> None:
+    """Slabs that are put together when rows leave still hold what the others have computed."""
+    scene = Texts([200, 400, 40, 300, 150])
+    for _ in range(40):
+        scene.decode(range(5))
+    scene.runner.detach(scene.rows[1])
+    scene.runner.detach(scene.rows[3])
+    scene.check(scene.decode([0, 2, 4]), [0, 2, 4])
+    assert scene.runner._pool.num_moved_pages > 0
+
+    text = scene.texts[4]
+    taker = sequence([*text, 3])
+    scene.runner.attach(taker, [scene.runner.extract(scene.rows[4], 0, len(text))])
+    logits = scene.runner.prefill([taker], [[3]])
+    assert_logits_close(logits[0], logits_alone(scene.model, [*text, 3])[-1])
+
+
+@pytest.mark.parametrize("num_shared", [130, 190, 240])
+def test_a_row_that_has_decoded_can_be_rebased_and_prefilled_further(num_shared) -> None:
+    """What a new prefix does not cover of pages and tail goes on as the row's own."""
+    scene = Texts([150, 70])
+    for _ in range(100):
+        scene.decode([0, 1])
+    prefix = scene.runner.extract(scene.rows[0], 0, num_shared)
+    scene.runner.rebase(scene.rows[0], [prefix])
+
+    more = draw_tokens(scene.rng, 7)
+    for member in (0, 1):
+        scene.texts[member] = [*scene.texts[member], *more]
+    scene.check(scene.runner.prefill(scene.rows, [more, more]), [0, 1])
+    scene.check(scene.decode([1, 0]), [1, 0])
+
+
+def test_short_segments_of_one_row_are_taken_as_its_own_within_a_bound() -> None:
+    """Nodes that a long chat leaves behind are copied up to a limit, the nearest ones first."""
+    scene = Texts([1000])
+    text = scene.texts[0]
+    nodes = [scene.runner.extract(scene.rows[0], at, at + 100) for at in range(0, 1000, 100)]
+    taker = sequence([*text, 3])
+    scene.runner.attach(taker, nodes)
+
+    logits = scene.runner.decode([taker], mx.array([3]))
+
+    assert_logits_close(logits[0], logits_alone(scene.model, [*text, 3])[-1])
+    assert scene.runner._rows[taker].num_own == 501
+    assert sum(len(level) for level in scene.runner._group.depths) == 1
+
+
+def test_decoding_rows_let_go_of_a_segment_that_was_cut() -> None:
+    """The prefix cache has the halves then; who held the whole would hold the tokens twice."""
+    scene = Texts([300, 300])
+    whole = scene.runner.extract(scene.rows[0], 0, 300)
+    scene.texts[1] = scene.texts[0]
+    for member in (0, 1):
+        scene.runner.detach(scene.rows[member])
+        scene.runner.attach(scene.rows[member], [whole])
+    scene.decode([0, 1])
+
+    halves = whole.split(140)
+    for row in scene.rows:
+        scene.runner.rebase(row, halves)
+
+    scene.check(scene.decode([0, 1]), [0, 1])
+    held = [span.segment for level in scene.runner._group.depths for span in level]
+    assert held == list(halves)
