@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from headwater.producer.client import Producer
 from headwater.producer.result import ChoiceResult
-from headwater.schemas import Finished
+from headwater.producer.stream_reader import Output
+from headwater.schemas import Delta, Finished
 from headwater.worker.engine.loading import load_model
 
 from tests.exactness.reference import greedy_alone
@@ -17,6 +18,7 @@ from tests.faults.conftest import (
     StartWorker,
     check_end,
     check_no_lasting_key,
+    entries_of,
     job,
     result_of,
     types_of,
@@ -64,6 +66,43 @@ def test_a_job_whose_worker_is_killed_goes_on_at_the_next_token(
     types = types_of(producer, job_id)
     assert "restarted" not in types
     assert types.count("resumed") == (stage not in ("booked", "finalized"))
+    check_no_lasting_key(producer)
+
+
+_IN_THE_PROMPT = """
+from headwater.worker.engine.engine import Engine
+stop_before(Engine, 'launch', 'in the prompt',
+            lambda engine, prefill, decode: any(row.num_computed_tokens for row, _ in prefill))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [_IN_THE_PROMPT, STAGES["decode"]], ids=["prompt", "decode"])
+def test_each_token_of_a_prompt_is_told_once_whenever_its_worker_is_killed(
+    producer: Producer, start_worker: StartWorker, undisturbed: ChoiceResult, stage: str
+) -> None:
+    """A new worker goes on behind the last position that was told."""
+    victim = start_worker("--prefill-chunk", "8", before=stage)
+    job_id = producer.submit(job(prompt_logprobs=2))
+    victim.wait_for_stage()
+    first = next(item for item in producer.tail(job_id) if isinstance(item, Output))
+    assert first.prompt is not None
+    assert first.prompt.start == 1
+    victim.stop(signal.SIGKILL)
+
+    heir = start_worker("--prefill-chunk", "8")
+    _check(producer, job_id, undisturbed)
+    assert heir.stop() == 0
+    assert types_of(producer, job_id).count("resumed") == 1
+    deltas = [entry.event for entry in entries_of(producer, job_id)]
+    parts = [part for event in deltas if isinstance(event, Delta) for part in event.parts]
+    told = [each.token_id for part in parts if part.prompt for each in part.prompt.logprobs]
+    assert tuple(told) == PROMPT[1:]
+    starts = [part.prompt.start for part in parts if part.prompt]
+    assert starts == sorted(starts)
+    result = result_of(producer, job_id)
+    assert result.prompt_logprobs is not None
+    assert [len(each.top) for each in result.prompt_logprobs] == [2] * len(told)
     check_no_lasting_key(producer)
 
 
