@@ -1,10 +1,14 @@
 """The project's documents, taken apart: their code blocks and their tables."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
+PROTOCOL = "ops/PROTOCOL.md"
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -32,6 +36,21 @@ def blocks(name: str, language: str) -> list[Block]:
         for found in _BLOCK.finditer(text)
         if found.group(1) == language
     ]
+
+
+def write_javascript(folder: Path) -> None:
+    """Write the protocol's JavaScript, each block into the file that its first line names."""
+    for block in blocks(PROTOCOL, "js"):
+        name = block.text.removeprefix("// ").partition(":")[0]
+        (folder / name).write_text(block.text)
+
+
+def node() -> str:
+    """Return the program that runs it; skips the test where there is none."""
+    program = shutil.which("node")
+    if program is None:
+        pytest.skip("no node here: install Node.js 18 or later to run the documents' JavaScript")
+    return program
 
 
 def sections(text: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pytest
 import typer
@@ -24,7 +25,7 @@ from headwater.worker.engine.random_model import write_random_model
 from redis import Redis
 from redis.exceptions import RedisError
 
-from tests.documents import ROOT, Block, blocks, read
+from tests.documents import ROOT, Block, blocks, node, read, write_javascript
 
 RUN = ["README.md", "ops/PROTOCOL.md", "ops/TUNING.md", "ops/SECURITY.md"]
 """Documents whose blocks are run."""
@@ -80,6 +81,19 @@ class Shell(NamedTuple):
     environment: dict[str, str]
     redis_port: int
     api_port: int
+
+    @property
+    def server_port(self) -> int:
+        """The port of the worker's embedded server."""
+        note = Path(self.environment["HEADWATER_STATE_DIR"], "server.json")
+        return urlsplit(json.loads(note.read_text())["url"]).port or 0
+
+    def headwater(self, *arguments: str) -> str:
+        """Return what a command prints."""
+        command = [sys.executable, "-m", "headwater.producer.cli", *arguments]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
 
     def run(self, block: Block, folder: Path) -> "subprocess.CompletedProcess[str]":
         """Run a block in bash, or in Python."""
@@ -194,6 +208,22 @@ def test_a_block_of_the_documents_runs(block: Block, shell: Shell, tmp_path: Pat
 
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
     assert "Traceback" not in result.stderr
+
+
+def test_the_javascript_reads_a_real_workers_text(shell: Shell, tmp_path: Path) -> None:
+    """The same text as `headwater tail` prints, while it is written."""
+    program = node()
+    write_javascript(tmp_path)
+    submit = ["submit", "--model", "demo", "--prompt", "Once", "--max-tokens", "40"]
+    job_id = shell.headwater(*submit, "--seed", "7", "--temperature", "1").strip()
+
+    command = [program, str(tmp_path / "tail.mjs"), job_id, str(shell.server_port)]
+    lines = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    said = [json.loads(line) for line in lines.splitlines()]
+    assert said[-1]["usage"]["completion_tokens"] > 0
+    text = "".join(line["text"] for line in said if "text" in line)
+    assert shell.headwater("tail", job_id).strip() == text.strip()
 
 
 def commands_in(name: str) -> list[list[str]]:

@@ -3,7 +3,6 @@
 import inspect
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,9 +30,8 @@ from headwater.schemas import (
 )
 from redis import Redis
 
-from tests.documents import ROOT, blocks, first_cells, read, sections
+from tests.documents import PROTOCOL, ROOT, first_cells, node, read, sections, write_javascript
 
-DOCUMENT = "ops/PROTOCOL.md"
 TTL_MS = 60_000
 FENCE = Started(worker_id="w", sampler_version=1)
 FINISHED = Finished(
@@ -54,14 +52,14 @@ def schema_types() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def types_by_section() -> dict[str, list[str]]:
     """Return the types that each heading of the document names."""
-    return {heading: re.split(r", | and ", heading) for heading in sections(read(DOCUMENT))}
+    return {heading: re.split(r", | and ", heading) for heading in sections(read(PROTOCOL))}
 
 
 def documented(title: str) -> str:
     """Return the section whose heading names the type."""
     headings = [heading for heading, titles in types_by_section().items() if title in titles]
-    assert len(headings) == 1, f"{DOCUMENT} needs one section with {title} in its heading"
-    return sections(read(DOCUMENT))[headings[0]]
+    assert len(headings) == 1, f"{PROTOCOL} needs one section with {title} in its heading"
+    return sections(read(PROTOCOL))[headings[0]]
 
 
 def fields_of(title: str) -> set[str]:
@@ -86,7 +84,7 @@ def test_every_field_of_every_type_is_in_the_document_and_no_other(title: str) -
 )
 def test_every_value_of_every_enumeration_is_in_one_row(title: str, values: list[str]) -> None:
     """A reader has to know all values that a field may hold."""
-    rows = read(DOCUMENT).splitlines()
+    rows = read(PROTOCOL).splitlines()
 
     assert any(all(f"`{value}`" in row for value in values) for row in rows), title
 
@@ -101,7 +99,7 @@ def test_every_kind_of_entry_is_in_the_document() -> None:
 
 def test_every_name_in_redis_is_in_the_document() -> None:
     """A new function of keys.py needs a row, or a word where the queue is told of."""
-    listed = read(DOCUMENT)
+    listed = read(PROTOCOL)
     special = {
         "queue_name": "<model>.<priority>.<namespace>",
         "job_queue_name": "<model>.<priority>.<namespace>",
@@ -116,7 +114,7 @@ def test_every_name_in_redis_is_in_the_document() -> None:
 
 def test_every_limit_is_in_the_document() -> None:
     """The values are the code's."""
-    rows = dict(re.findall(r"^\| `(MAX_\w+)` \| (\S+) \|", read(DOCUMENT), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(MAX_\w+)` \| (\S+) \|", read(PROTOCOL), re.MULTILINE))
 
     assert {name: float(value) for name, value in rows.items()} == {
         name: float(value) for name, value in vars(limits).items() if name.startswith("MAX_")
@@ -132,24 +130,20 @@ Run = Callable[[str], "subprocess.Popen[str]"]
 def scripts_in_javascript(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The document's JavaScript, each block in the file that its first line names."""
     folder = tmp_path_factory.mktemp("javascript")
-    for block in blocks(DOCUMENT, "js"):
-        name = block.text.removeprefix("// ").partition(":")[0]
-        (folder / name).write_text(block.text)
+    write_javascript(folder)
     return folder
 
 
 @pytest.fixture
 def start_reader(scripts_in_javascript: Path, redis_url: str) -> Iterator[Run]:
     """Start the document's reader of a job in a process of its own."""
-    node = shutil.which("node")
-    if node is None:
-        pytest.skip("no node here: install Node.js 18 or later to run the document's JavaScript")
+    program = node()
     port = redis_url.rpartition(":")[2].partition("/")[0]
     started: list[subprocess.Popen[str]] = []
 
     def start(job_id: str) -> "subprocess.Popen[str]":
         process = subprocess.Popen(
-            [node, str(scripts_in_javascript / "tail.mjs"), job_id, port],
+            [program, str(scripts_in_javascript / "tail.mjs"), job_id, port],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
