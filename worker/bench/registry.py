@@ -11,6 +11,7 @@ from . import (
     decode,
     detok,
     features,
+    kv_bits,
     overhead,
     restart,
     scheduler,
@@ -31,6 +32,7 @@ _ALL: tuple[Scenario[Any], ...] = (
     features.SCENARIO,
     budget.SCENARIO,
     restart.SCENARIO,
+    kv_bits.SCENARIO,
     bulk.SCENARIO,
 )
 SCENARIOS: Mapping[str, Scenario[Any]] = {scenario.name: scenario for scenario in _ALL}

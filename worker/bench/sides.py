@@ -1,5 +1,6 @@
 """The two sides of a scenario with a model: our loop, and mlx-lm's batch generator."""
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from mlx_lm.sample_utils import make_sampler
 from ..assembly import LoopSettings, build_loop
 from ..engine.loading import LoadedModel, load_model
 from ..engine.parity import choose_runner
+from ..engine.runner import ModelRunner
 from ..loop import GenerationLoop
 from ..messages import Claim
 from ..metrics import WorkerMetrics
@@ -31,6 +33,12 @@ class Lab:
         self.runner = choose_runner(
             self.loaded.model, self.loaded.vocab_size, config=self.loaded.config
         )
+
+    def with_runner(self, runner: ModelRunner) -> "Lab":
+        """Return a lab with the same weights and another runner."""
+        twin = copy.copy(self)
+        twin.runner = runner
+        return twin
 
 
 def run_ours(lab: Lab, arrivals: Arrivals, settings: LoopSettings) -> Record:
