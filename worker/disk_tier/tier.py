@@ -17,7 +17,9 @@ log = structlog.get_logger()
 _MAX_PENDING_BYTES: Final = 512 * 2**20
 """Host copies that wait to be written; what comes on top is not kept."""
 _WRITES_BETWEEN_COUNTS: Final = 32
-"""Other workers write into the same directory: from time to time everything is counted."""
+_SHARE_OF_ROOM: Final = 0.5
+"""Other workers write into the same directory: everything is counted again after so many writes,
+or when so much of the room is used that was left at the last count."""
 
 
 class Loaded(NamedTuple):
@@ -48,6 +50,8 @@ class DiskTier:
         """Entries that wait to be written, and their bytes."""
         self._nbytes = 0
         self._num_writes = 0
+        self._next_count_nbytes = 0.0
+        """Counted again above."""
         self._is_off = False
         self._guarded(self._open)
 
@@ -158,7 +162,8 @@ class DiskTier:
             return
         self._nbytes += self._folder.write(entry, segment)
         self._num_writes += 1
-        if self._nbytes > self._max_bytes or self._num_writes % _WRITES_BETWEEN_COUNTS == 0:
+        is_due = self._num_writes % _WRITES_BETWEEN_COUNTS == 0
+        if is_due or self._nbytes > self._next_count_nbytes:
             self._count()
 
     def _clear(self) -> None:
@@ -168,6 +173,7 @@ class DiskTier:
     def _count(self) -> None:
         """Count all bytes, and remove what is over the budget."""
         self._nbytes = self._folder.shrink(self._max_bytes)
+        self._next_count_nbytes = self._nbytes + _SHARE_OF_ROOM * (self._max_bytes - self._nbytes)
         with self._lock:
             # Before the folder is listed: an entry is in one of the two at any time.
             left = set(self._pending)

@@ -139,6 +139,42 @@ def test_the_directory_is_kept_to_its_budget(open_tier, tmp_path: Path) -> None:
     assert tier.num_entries < 200
 
 
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_worker_exceeds_the_budget_by_an_entry_at_most_and_others_by_half_of_it(
+    open_tier, tmp_path: Path, num_workers: int
+) -> None:
+    """Another worker may not know of the writes since it last counted: half of the room then."""
+    rng = random.Random(num_workers)
+    max_bytes = 60_000
+    tiers = [open_tier(max_bytes=max_bytes) for _ in range(num_workers)]
+    largest = peak = 0
+    for _ in range(120):
+        entry = Entry(rng.randbytes(20).hex(), 0, rng.choice([1, 8, 64, 512]))
+        tier = rng.choice(tiers)
+        write = tier._folder.write
+
+        def measured(entry, segment, write=write) -> int:
+            nonlocal largest, peak
+            written = write(entry, segment)
+            largest, peak = max(largest, written), max(peak, size_of(tmp_path))
+            return written
+
+        tier._folder.write = measured
+        store_all(tier, [entry])
+        tier._folder.write = write
+        if rng.random() < 0.1:
+            tier.use([entry])
+
+    unknown = (num_workers - 1) * max_bytes // 2
+    assert peak <= max_bytes + unknown + num_workers * largest
+    assert peak > 0.9 * max_bytes
+    assert all(tier.nbytes <= max_bytes for tier in tiers)
+
+
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every write fails when it is to reach the disk, as on a full one."""
