@@ -91,16 +91,7 @@ def fit_to_card(job: GenerationJob, card: ModelCard) -> GenerationJob:
             f"prompt ({num_prompt} tokens) + {rest} is over the context of"
             f" model {job.model!r} ({card.context_length} tokens)"
         )
-    if job.adapter is not None and job.adapter not in card.adapters:
-        known = ", ".join(card.adapters) or "none"
-        raise InvalidRequest(
-            f"model {card.alias!r} has no adapter {job.adapter!r}; it has: {known}"
-        )
-    if job.forced_tools and not card.enforces_tool_calls:
-        raise UnsupportedToolChoice(
-            f"model {card.alias!r} does not write its tool calls as JSON between markers, so none"
-            ' can be forced: leave tool_choice at "auto"'
-        )
+    _check_abilities(job, card)
     for index, continuation in enumerate(job.continuations):
         _check_vocabulary(f"continuations[{index}]", continuation, card)
     _check_vocabulary("prompt_token_ids", job.prompt_token_ids, card)
@@ -120,6 +111,19 @@ def fit_to_card(job: GenerationJob, card: ModelCard) -> GenerationJob:
             f" model {job.model!r} has ({card.tokenizer_fingerprint})"
         )
     return job
+
+
+def _check_abilities(job: GenerationJob, card: ModelCard) -> None:
+    if job.adapter is not None and job.adapter not in card.adapters:
+        known = ", ".join(card.adapters) or "none"
+        raise InvalidRequest(
+            f"model {card.alias!r} has no adapter {job.adapter!r}; it has: {known}"
+        )
+    if job.forced_tools and not card.enforces_tool_calls:
+        raise UnsupportedToolChoice(
+            f"model {card.alias!r} does not write its tool calls as JSON between markers, so none"
+            ' can be forced: leave tool_choice at "auto"'
+        )
 
 
 def _check_vocabulary(field: str, token_ids: tuple[int, ...], card: ModelCard) -> None:
