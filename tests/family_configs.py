@@ -181,6 +181,10 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
     "exaone4": {"sliding_window_pattern": "LG"},
     "exaone_moe": {"is_moe_layer": [False, True, True, True]},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "gear": {
+        "layer_types": ["conv_mixer", "sliding_attention", "full_attention", "conv_mixer"],
+        "attn_logit_softcapping": 50.0,
+    },
     "gemma3": _text(
         "gemma3_text", query_pre_attn_scalar=8, sliding_window=8, sliding_window_pattern=2
     ),

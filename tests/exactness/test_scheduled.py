@@ -21,6 +21,7 @@ from tests.exactness.workload import random_prompts, sequence
 from tests.tiny_models import TINY_FAMILIES, VOCABULARY_SIZE, tiny_model
 
 PROMISED = list(TINY_FAMILIES)[:5]
+SHARING = ["llama", "qwen3_moe", "gemma3_text", "gpt_oss", "qwen3_5", "qwen3_next"]
 
 
 @dataclass
@@ -125,7 +126,7 @@ def check_scheduled(family: str, runner_class, seeds) -> None:
         ended = workload.run()
 
         assert len(ended) == num_jobs
-        assert workload.runner.nbytes == 0
+        assert workload.runner.nbytes == 0, seed
         for row in ended:
             report.compare(model, row.job.prompt_token_ids, row.output_token_ids, f"seed {seed}")
     report.check()
@@ -141,13 +142,13 @@ def test_scheduled_rows_run_one_at_a_time_get_the_same_tokens(family) -> None:
     check_scheduled(family, RowRunner, range(3))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", SHARING)
 def test_scheduled_rows_over_shared_segments_are_exact_too(family) -> None:
-    check_scheduled(family, SharedPrefixRunner, range(10))
+    check_scheduled(family, SharedPrefixRunner, range(10 if family in PROMISED[:2] else 4))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("family", SHARING)
 def test_a_hundred_scheduled_workloads_over_shared_segments_are_exact(family) -> None:
     check_scheduled(family, SharedPrefixRunner, range(10, 110))
 
@@ -211,8 +212,12 @@ def test_a_hundred_scheduled_workloads_are_exact(family, runner_class) -> None:
     check_scheduled(family, runner_class, range(10, 110))
 
 
-@pytest.mark.parametrize("family", PROMISED)
-def test_rows_that_are_preempted_for_memory_go_on_with_the_same_text(family) -> None:
+@pytest.mark.parametrize(
+    ("family", "runner_class"),
+    [(family, MergedRunner) for family in PROMISED]
+    + [(family, SharedPrefixRunner) for family in SHARING],
+)
+def test_rows_that_are_preempted_for_memory_go_on_with_the_same_text(family, runner_class) -> None:
     model = tiny_model(family)
     rng = random.Random(3)
     rows = [sequence([rng.randrange(VOCABULARY_SIZE) for _ in range(8)], 24) for _ in range(6)]
@@ -222,7 +227,7 @@ def test_rows_that_are_preempted_for_memory_go_on_with_the_same_text(family) -> 
         growth_tokens=1,
         footprint=Footprint(bytes_per_token=256),
     )
-    workload = ScheduledWorkload(MergedRunner(model), settings, rng, list(rows))
+    workload = ScheduledWorkload(runner_class(model), settings, rng, list(rows))
     rng.random = lambda: 0.3  # they arrive one after the other, nothing is cancelled
     workload.run()
 

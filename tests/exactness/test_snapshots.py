@@ -2,20 +2,25 @@
 
 import random
 from dataclasses import dataclass, field
+from importlib import import_module
 
 import mlx.core as mx
 import pytest
 from headwater.worker.engine.merged_runner import MergedRunner
 from headwater.worker.engine.row_runner import RowRunner
+from headwater.worker.engine.shared_kv import SharedPrefixRunner
+from headwater.worker.engine.shrinking import small_model
 from headwater.worker.scheduler import Footprint, SchedulerSettings
 from headwater.worker.sequence import Sequence
 
 from tests.exactness.reference import ExactnessReport
 from tests.exactness.test_scheduled import ScheduledWorkload
 from tests.exactness.workload import sequence
+from tests.family_configs import config_of
 from tests.tiny_models import VOCABULARY_SIZE, tiny_model
 
 FAMILIES = ["qwen3_5", "qwen3_next", "gemma3_text", "gpt_oss", "mamba2", "llama"]
+HYBRIDS = ["qwen3_5", "qwen3_next", "granitemoehybrid", "falcon_h1", "lfm2"]
 
 
 def tokens(rng: random.Random, num_tokens: int) -> list[int]:
@@ -87,16 +92,15 @@ def chat_settings(rng: random.Random) -> SchedulerSettings:
     )
 
 
-def check_chats(family: str, seeds) -> None:
+def check_chats(model, runner_class, seeds) -> None:
     """Compare every turn with the same prompt alone and cold."""
-    model = tiny_model(family)
     report = ExactnessReport()
     num_reused = 0
     for seed in seeds:
         rng = random.Random(seed)
         system = tokens(rng, rng.randrange(8, 24))
         first = [sequence([*system, *tokens(rng, rng.randrange(1, 9))], 6) for _ in range(3)]
-        runner = MergedRunner(model)
+        runner = runner_class(model)
         chats = Chats(runner, chat_settings(rng), rng, first, num_turns_left=6)
         chats.run()
 
@@ -111,10 +115,23 @@ def check_chats(family: str, seeds) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chats_over_stored_states_get_the_tokens_of_their_prompts_alone(family) -> None:
-    check_chats(family, range(10))
+    check_chats(tiny_model(family), MergedRunner, range(10))
+
+
+@pytest.mark.parametrize("family", [*HYBRIDS[:2], "gemma3_text"])
+def test_chats_over_shared_segments_and_states_get_those_tokens_too(family) -> None:
+    check_chats(tiny_model(family), SharedPrefixRunner, range(3))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_hundred_chat_workloads_over_stored_states_are_exact(family) -> None:
-    check_chats(family, range(100, 200))
+    check_chats(tiny_model(family), MergedRunner, range(100, 200))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["gemma3_text", "gpt_oss", *HYBRIDS])
+def test_a_hundred_chat_workloads_over_shared_segments_and_states_are_exact(family) -> None:
+    module = import_module(f"mlx_lm.models.{family}")
+    model = small_model(module, config_of(family, module))
+    check_chats(model, SharedPrefixRunner, range(100, 200))

@@ -32,7 +32,7 @@ class _Bench:
     def __init__(self, settings: DecodeSettings) -> None:
         self._settings = settings
         self._lab = Lab(settings.model)
-        if self._lab.runner.cache_kind is not CacheKind.SEGMENTS:
+        if self._lab.loaded.cache_kind is not CacheKind.SEGMENTS:
             raise BenchError("the scenario needs a model whose keys and values can be cut")
         prompts = Prompts(self._lab.loaded.vocab_size)
         shared = prompts.tokens(settings.shared_tokens)

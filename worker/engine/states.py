@@ -4,14 +4,16 @@ import copy
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
 from mlx_lm.models.cache import RotatingKVCache
 
 from .segments import (
+    KVSegment,
     Layer,
+    LayerKV,
     copy_layer,
     extract_layer,
     fill_layer,
@@ -34,6 +36,14 @@ class StateSegment:
     """Keys and values of the segment's tokens, by layer."""
     states: Mapping[int, Any] | None
     """The other layers' caches, copied, by layer; None where a cut fell."""
+    shared: KVSegment | None = None
+    """*plain* as one object, made here if not given, which is the same one whatever state is
+    added: rows that refer to it know by that that they share it. None of quantized layers."""
+
+    def __post_init__(self) -> None:
+        layers = tuple(self.plain.values())
+        if self.shared is None and all(isinstance(layer, LayerKV) for layer in layers):
+            object.__setattr__(self, "shared", KVSegment(cast(tuple[LayerKV, ...], layers)))
 
     @classmethod
     def capture(cls, caches: Seq[Any], start: int, end: int) -> "StateSegment":

@@ -2,11 +2,10 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 from ..prefix_cache import PrefixCache
-from ..segment import CacheKind, Segment
+from ..segment import Segment
 from ..sequence import Sequence
 from .settings import SchedulerSettings
 
@@ -25,10 +24,10 @@ class MemoryPlanner(Generic[S]):
 
     def __init__(self, cache: PrefixCache[S], settings: SchedulerSettings) -> None:
         self._cache = cache
-        # Nobody can share a whole state that it is going to change.
-        self.shares_prefix = settings.footprint.shares_prefix and cache.kind is CacheKind.SEGMENTS
-        """Whether rows live on what they have pinned, so that they must keep it pinned."""
-        self._footprint = replace(settings.footprint, shares_prefix=self.shares_prefix)
+        self.shares_prefix = settings.footprint.shares_prefix
+        """Whether rows live on what they have pinned, so that they must keep it pinned. States,
+        which every row changes, are copied all the same."""
+        self._footprint = settings.footprint
         self._growth_tokens = settings.growth_tokens
         self._max_bytes = settings.max_bytes
         self._rows_nbytes = 0

@@ -48,8 +48,7 @@ def test_a_family_that_batches_rightly_gets_the_fast_runner_without_a_warning(fa
     with capture_logs() as logs:
         runner = choose_runner(tiny_model(family), VOCABULARY_SIZE)
 
-    has_plain_caches = family in ("llama", "qwen3_moe")
-    assert type(runner) is (SharedPrefixRunner if has_plain_caches else MergedRunner)
+    assert type(runner) is (MergedRunner if family == "mamba2" else SharedPrefixRunner)
     assert logs == []
 
 

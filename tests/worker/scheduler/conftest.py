@@ -126,7 +126,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.cache: PrefixCache[TokenSegment] = PrefixCache(self.kind)
         self.scheduler: Scheduler[TokenSegment] = Scheduler(self.cache, self.settings, "model")
-        shares_prefix = self.settings.footprint.shares_prefix and self.kind is CacheKind.SEGMENTS
+        shares_prefix = self.settings.footprint.shares_prefix
         self.engine = FakeEngine(self.kind, shares_prefix=shares_prefix)
         self.now = 0.0
         self.unread: list[Sequence] = []

@@ -51,27 +51,28 @@ def attention(
 ) -> mx.array:
     """Attend as mlx-lm does, or over shared segments where *cache* is ours.
 
-    Raises TypeError when a model brings sinks or a mask of its own to a cache of ours.
+    *sinks*, (heads,), are scores of keys without values. Raises TypeError when a model brings a
+    mask of its own to a cache of ours.
     """
     if isinstance(cache, JointLayer):
         if not isinstance(mask, JointMask):
-            _refuse("a mask of the model's own")
+            _refuse_mask()
         pieces = cache.split(queries, keys, values, mask)
         return cache.join([attention(*piece[:4], scale, piece.mask, sinks) for piece in pieces])
     if not isinstance(cache, LayerCache):
         return _original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
-    if sinks is not None:
-        _refuse("attention sinks")
     if not isinstance(mask, OwnMask):
-        _refuse("a mask of the model's own")
+        _refuse_mask()
+    window = cache.window(mask)
     queries = queries * scale
-    parts = [_own(queries, keys, values, mask.array)]
-    parts += [_paged(queries, *pages) for pages in cache.pages()]
-    parts += [_by_rows(queries, depth, keys.shape[1]) for depth in cache.shared()]
-    return _together(parts)
+    parts = [_own(queries, keys, values, cache.own_mask(window))]
+    parts += [_paged(queries, *pages) for pages in cache.pages(window)]
+    parts += [_by_rows(queries, depth, keys.shape[1]) for depth in cache.shared(window)]
+    whole = _together(parts)
+    return whole.output if sinks is None else _with_sinks(whole, sinks)
 
 
-def _together(parts: list[_Part]) -> mx.array:
+def _together(parts: list[_Part]) -> _Part:
     """Return the attention over the keys of all *parts*."""
     output, log_weight = parts[0]
     for part in parts[1:]:
@@ -79,7 +80,14 @@ def _together(parts: list[_Part]) -> mx.array:
         ours, theirs = mx.exp(log_weight - both), mx.exp(part.log_weight - both)
         output = output * ours.astype(output.dtype) + part.output * theirs.astype(output.dtype)
         log_weight = both
-    return output
+    return _Part(output, log_weight)
+
+
+def _with_sinks(part: _Part, sinks: mx.array) -> mx.array:
+    """Let *sinks* take their share of the weights: once, whatever the parts were."""
+    sinks = sinks.astype(mx.float32)[None, :, None, None]
+    share = mx.exp(part.log_weight - mx.logaddexp(part.log_weight, sinks))
+    return part.output * share.astype(part.output.dtype)
 
 
 def _own(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> _Part:
@@ -88,10 +96,16 @@ def _own(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) ->
     kv_heads = keys.shape[1]
     grouped = queries.reshape(rows, kv_heads, -1, queries.shape[-1])
     scores = (grouped @ keys.swapaxes(-1, -2)).reshape(rows, kv_heads, -1, length, keys.shape[2])
-    scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    scores = _masked(scores, mask)
     weights, log_weight = _weights(scores.reshape(rows, kv_heads, -1, keys.shape[2]))
     part = _Part(weights.astype(values.dtype) @ values, log_weight)
     return _Part(*(array.reshape(rows, heads, length, -1) for array in part))
+
+
+def _masked(scores: mx.array, mask: mx.array | None) -> mx.array:
+    # Not minus infinity: a row that sees nothing here would have no peak. Its sum is so small
+    # that it weighs nothing beside the own token, which every query sees.
+    return scores if mask is None else mx.where(mask, scores, mx.finfo(scores.dtype).min)
 
 
 def _weights(scores: mx.array) -> tuple[mx.array, mx.array]:
@@ -109,14 +123,15 @@ def _weigh(scores: mx.array, values: mx.array) -> _Part:
     return _Part(weights.astype(values.dtype) @ values, log_weight)
 
 
-def _paged(queries: mx.array, layer: LayerKV, index: PageIndex) -> _Part:
+def _paged(queries: mx.array, layer: LayerKV, index: PageIndex, mask: mx.array | None) -> _Part:
     """Attend over each row's pages of a slab, (pages, heads, tokens, D)."""
     rows, heads, length, dim = queries.shape
     kv_heads = layer.keys.shape[1]
     of_query, of_page = index.matrices(kv_heads)
     flat = queries.reshape(rows * kv_heads, -1, dim)
     keys, values = (array.reshape(-1, *array.shape[2:]) for array in layer)
-    weights, log_weight = _weights(_products(flat, keys.swapaxes(-1, -2), of_query, of_page))
+    scores = _products(flat, keys.swapaxes(-1, -2), of_query, of_page)
+    weights, log_weight = _weights(_masked(scores, mask))
     weights = weights.astype(values.dtype).reshape(-1, *weights.shape[2:])
     each = mx.arange(weights.shape[0]).reshape(of_page.shape)
     output = _products(weights, values, each, of_page)
@@ -162,8 +177,7 @@ def _by_rows(queries: mx.array, depth: list[LayerSpan], kv_heads: int) -> _Part:
     shape = (*queries.shape[1:3], depth[0].layer.values.shape[-1])
     for span in depth:
         parts += _gap(span.first_row - next_row, shape, queries.dtype)
-        keys, values = span.layer
-        parts.append(_span(queries[span.first_row : span.last_row], keys, values, kv_heads))
+        parts.append(_span(queries[span.first_row : span.last_row], span, kv_heads))
         next_row = span.last_row
     parts += _gap(queries.shape[0] - next_row, shape, queries.dtype)
     if len(parts) == 1:
@@ -179,12 +193,16 @@ def _gap(num_rows: int, shape: tuple[int, ...], dtype: mx.Dtype) -> list[_Part]:
     return [_Part(mx.zeros((num_rows, *shape), dtype), log_weight)]
 
 
-def _span(queries: mx.array, keys: mx.array, values: mx.array, kv_heads: int) -> _Part:
+def _span(queries: mx.array, span: LayerSpan, kv_heads: int) -> _Part:
     """Attend over one segment (1, heads, T, D): one product for all rows and grouped heads."""
+    keys, values = span.layer
     rows, heads, length, dim = queries.shape
     group = heads // kv_heads
     flat = queries.reshape(rows, kv_heads, group, length, dim).transpose(1, 0, 2, 3, 4)
     scores = flat.reshape(kv_heads, -1, dim) @ keys[0].swapaxes(-1, -2)
+    if span.mask is not None:
+        grouped = scores.reshape(kv_heads, rows, group, length, -1)
+        scores = _masked(grouped, span.mask).reshape(scores.shape)
     part = _weigh(scores, values[0])
     return _Part(*(_back(array, rows, group, length) for array in part))
 
@@ -195,5 +213,5 @@ def _back(flat: mx.array, rows: int, group: int, length: int) -> mx.array:
     return split.transpose(1, 0, 2, 3, 4).reshape(rows, flat.shape[0] * group, length, -1)
 
 
-def _refuse(what: str) -> NoReturn:
-    raise TypeError(f"{what} can't be used with shared prefixes: run this model on another runner")
+def _refuse_mask() -> NoReturn:
+    raise TypeError("a mask of the model's own can't be used with shared prefixes")

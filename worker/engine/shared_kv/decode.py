@@ -9,9 +9,12 @@ import mlx.core as mx
 from ..segments import KVSegment, LayerKV
 from .batch import LayerCache, Step
 from .coalescing import Coalescer
+from .kinds import ModelLayers
 from .layout import by_level, find_spans
-from .pages import PAGE_TOKENS, Slab
-from .pool import LayerPages, PageIndex, PagePool
+from .page_views import PageViews
+from .pages import PAGE_TOKENS
+from .pool import LayerPages, PagePool
+from .recurrent import StateBatch
 from .row import Row, join_tokens
 
 TAIL_TOKENS: Final = 2 * PAGE_TOKENS
@@ -32,29 +35,30 @@ class DecodeGroup:
         num_users: Mapping[int, int],
         pool: PagePool,
         coalescer: Coalescer,
-        num_layers: int,
+        layers: ModelLayers,
     ) -> None:
         self.rows = list(rows)
         self._pool = pool
         pool.tidy()
         loose = [row.absorb(num_users) for row in rows]
         self.depths = by_level(coalescer.coalesce(find_spans([row.prefix for row in rows])))
-        self._tails = _take_in(rows, loose, pool, num_layers)
+        self._tails = _take_in(rows, loose, pool, len(layers.attention))
+        self.states = StateBatch(layers.recurrent, [row.states for row in rows])
         for index, row in enumerate(rows):
             row.move(self, index)
         self._num_members = len(rows)
         self.is_stale = False
         """Whether a row's prefix is another one now."""
         self._seal_full_tails()
-        self._index: dict[Slab, PageIndex] = {}
-        self._index_version = -1
+        self._views = PageViews(pool, self.rows)
         self.step = self._next_step()
-        self.layers = [LayerCache(self, layer) for layer in range(num_layers)]
+        self.layers = [LayerCache(self, *layer) for layer in enumerate(layers.windows)]
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The tails."""
-        return [array for tails in self._tails if tails is not None for array in tails]
+        """The tails and the states."""
+        tails = [array for tails in self._tails if tails is not None for array in tails]
+        return tails + self.states.arrays
 
     @property
     def num_held_tokens(self) -> int:
@@ -72,10 +76,8 @@ class DecodeGroup:
     def begin(self) -> None:
         """Prepare a forward of one token a row."""
         self._seal_full_tails()
-        if self._index_version != self._pool.version:
-            self._index = self._pool.index([row.pages for row in self.rows])
-            self._index_version = self._pool.version
         self.step = self._next_step()
+        self._views.begin()
         for layer in self.layers:
             layer.offset = self.step.offset
         for row in self.rows:
@@ -96,9 +98,9 @@ class DecodeGroup:
         )
         return kv
 
-    def pages(self, layer: int) -> list[LayerPages]:
-        """Return the rows' full pages."""
-        return self._pool.layer(self._index, layer)
+    def pages(self, layer: int, window: int | None) -> list[LayerPages]:
+        """Return the rows' full pages that are not out of a window's sight."""
+        return self._views.layer(layer, window, self.step)
 
     def tail(self, layer: int, index: int, num_tokens: int) -> LayerKV | None:
         """Return a view of the first tokens of a row's tail, None where there is none."""
@@ -112,6 +114,7 @@ class DecodeGroup:
         self._num_members -= 1
         if not self._num_members:
             self._tails, self.layers, self.rows = [], [], []
+            self.states = StateBatch({}, [])
 
     def _next_step(self) -> Step:
         starts = [row.num_tokens for row in self.rows]
@@ -134,7 +137,6 @@ class DecodeGroup:
         is_due = mx.array([index in set(due) for index in range(len(self.rows))])
         is_due = is_due[:, None, None, None]
         self._tails = [LayerKV(*(_shifted(array, is_due) for array in kv)) for kv in tails]
-        self._index_version = -1
 
 
 def _zeros(new: mx.array) -> mx.array:

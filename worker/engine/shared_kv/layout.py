@@ -12,6 +12,8 @@ class Span(NamedTuple):
     segment: KVSegment
     first_row: int
     last_row: int
+    first_token: int
+    """Position of the segment's first token."""
 
 
 def depth_first(prefixes: Seq[Seq[KVSegment]]) -> list[int]:
@@ -39,7 +41,8 @@ def find_spans(prefixes: Seq[Seq[KVSegment]]) -> list[Span]:
             while last < len(prefixes) and _path(prefixes[last], depth) == path:
                 last += 1
             if len(path) > depth:
-                spans.append(Span(prefixes[first][depth], first, last))
+                before = sum(segment.num_tokens for segment in prefixes[first][:depth])
+                spans.append(Span(prefixes[first][depth], first, last, before))
             first = last
     return spans
 

@@ -17,13 +17,15 @@ class PageIndex:
     Padded to few different shapes, which a device's graph cache holds; pads weigh nothing.
     """
 
-    def __init__(self, pages_of_rows: Seq[Seq[int]]) -> None:
+    def __init__(self, pages_of_rows: Seq[Seq[int]], positions: Seq[int] = ()) -> None:
+        """*positions* are those of each page's first token, row by row."""
         pages = [page for of_row in pages_of_rows for page in of_row]
         rows = [row for row, of_row in enumerate(pages_of_rows) for _ in of_row]
         num_pads = bucket(len(pages) + 1) - len(pages)
         width = bucket(max(map(len, pages_of_rows)))
         self._pages = mx.array(pages + [pages[0]] * num_pads)
         self._rows = mx.array(rows + [0] * num_pads)
+        self._positions = mx.array([*positions, *[0] * (len(rows) + num_pads - len(positions))])
         self.is_page = (mx.arange(len(pages) + num_pads) < len(pages))[:, None, None, None]
         """(entries, 1, 1, 1): False for pads, of which there is one at least, the last."""
         self.of_row = mx.array(_entries(pages_of_rows, width, pad=len(pages)))
@@ -39,6 +41,11 @@ class PageIndex:
     def rows(self) -> mx.array:
         """(entries,): the row of each."""
         return self._rows
+
+    def mask(self, query_positions: mx.array, window: int) -> mx.array:
+        """Return which keys the rows' queries, (rows, 1), see: (entries, 1, 1, PAGE_TOKENS)."""
+        keys = self._positions[:, None] + mx.arange(PAGE_TOKENS)
+        return (keys > query_positions[self._rows] - window)[:, None, None]
 
     def matrices(self, num_heads: int) -> tuple[mx.array, mx.array]:
         """Return each entry's matrices in (rows x heads) and in (pages x heads)."""
@@ -56,6 +63,8 @@ class LayerPages(NamedTuple):
 
     layer: LayerKV
     entries: PageIndex
+    mask: mx.array | None
+    """(entries, 1, 1, PAGE_TOKENS): what a row sees of its page; None: all."""
 
 
 class PagePool:
@@ -126,18 +135,29 @@ class PagePool:
             pieces.append([array[page.index : page.index + 1] for array in kv])
         return LayerKV(*(mx.concatenate(list(part), axis=2) for part in zip(*pieces, strict=True)))
 
-    def index(self, pages_of_rows: Seq[Seq[Page]]) -> dict[Slab, PageIndex]:
-        """Return where the rows' pages are, slab by slab; good until `version` changes."""
+    def index(
+        self, pages_of_rows: Seq[Seq[Page]], first_positions: Seq[int]
+    ) -> dict[Slab, PageIndex]:
+        """Return where the rows' pages are, slab by slab; good until `version` changes.
+
+        *first_positions* are those of each row's first page.
+        """
+        placed = [
+            [(page, first + PAGE_TOKENS * at) for at, page in enumerate(pages)]
+            for pages, first in zip(pages_of_rows, first_positions, strict=True)
+        ]
         indices = {}
         for slab in self._table.slabs:
-            of_rows = [[p.index for p in pages if p.slab is slab] for pages in pages_of_rows]
-            if any(of_rows):
-                indices[slab] = PageIndex(of_rows)
+            of_slab = [[each for each in pages if each[0].slab is slab] for pages in placed]
+            if any(of_slab):
+                of_rows = [[page.index for page, _ in pages] for pages in of_slab]
+                positions = [position for pages in of_slab for _, position in pages]
+                indices[slab] = PageIndex(of_rows, positions)
         return indices
 
-    def layer(self, indices: dict[Slab, PageIndex], layer: int) -> list[LayerPages]:
-        """Return a layer of the slabs that *indices* tell of."""
-        return [LayerPages(self._layers[slab][layer], index) for slab, index in indices.items()]
+    def layer(self, slab: Slab, layer: int) -> LayerKV:
+        """Return a layer of a slab, (pages, heads, PAGE_TOKENS, D)."""
+        return self._layers[slab][layer]
 
     def tidy(self) -> None:
         """Bound what is free."""

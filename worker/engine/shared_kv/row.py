@@ -9,6 +9,7 @@ import mlx.core as mx
 from ..segments import KVSegment, LayerKV, copy_tokens
 from .pages import PAGE_TOKENS, Page
 from .pool import PagePool
+from .recurrent import RowStates, StateBatch
 
 MAX_ABSORBED_TOKENS: Final = 128
 """A segment up to this long that only one row uses is copied into the row: each segment costs a
@@ -22,6 +23,7 @@ class TailHolder(Protocol):
 
     is_stale: bool
     """Set when a row's prefix is another one now."""
+    states: StateBatch
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -51,7 +53,12 @@ class Row:
     then *num_tail*        the newest tokens, in the group that the row decodes in
     """
 
-    def __init__(self, pool: PagePool, num_layers: int, prefix: Seq[KVSegment]) -> None:
+    def __init__(
+        self, pool: PagePool, num_layers: int, prefix: Seq[KVSegment], states: RowStates
+    ) -> None:
+        """*num_layers* have keys and values; *states* are what recurrent ones hold behind *prefix*,
+        which the row never changes.
+        """
         self._pool = pool
         self._num_layers = num_layers
         self.prefix = tuple(prefix)
@@ -60,6 +67,21 @@ class Row:
         self.num_tail = 0
         self.group: TailHolder | None = None
         self.index = 0
+        self._states = states
+        self._owns_states = False
+
+    @property
+    def states(self) -> RowStates:
+        """What recurrent layers hold."""
+        return self._states if self.group is None else self.group.states.row(self.index)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """What the row itself holds, outside of pages and groups."""
+        states = self._states.values() if self._owns_states else ()
+        return [array for segment in self.private for array in segment.arrays] + [
+            array for arrays in states for array in arrays if array is not None
+        ]
 
     @property
     def num_shared(self) -> int:
@@ -95,8 +117,13 @@ class Row:
     def move(self, group: TailHolder | None, index: int) -> None:
         """Belong to *group* from now on, at *index*."""
         if self.group is not None:
+            self.set_states(self.states if group is None else {})
             self.group.release()
         self.group, self.index = group, index
+
+    def set_states(self, states: RowStates) -> None:
+        """Take what recurrent layers hold now, in memory of the row's own."""
+        self._states, self._owns_states = states, True
 
     def append(self, segment: KVSegment) -> None:
         """Add computed tokens; lengths of private segments stay geometric, so that few suffice."""
@@ -122,7 +149,7 @@ class Row:
 
     def solidify(self) -> None:
         """Turn pages and tail into a private segment, as a prefill goes on behind them."""
-        if self.has_decoded:
+        if self.group is not None:
             self.drop_own(0)
 
     def absorb(self, num_users: Mapping[int, int]) -> list[KVSegment]:

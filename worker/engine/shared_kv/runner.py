@@ -2,49 +2,46 @@
 
 from collections import Counter
 from collections.abc import Sequence as Seq
-from typing import cast
+from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from ...sequence import Sequence
 from ..prefill_reader import PrefillReader, forward_with_reader
 from ..projection import Projection
-from ..row_runner import check_range
-from ..runner import CacheKind, DeviceSegment, Padding, Segment
-from ..segments import KVSegment
+from ..row_runner import check_range, check_state_position
+from ..runner import CacheKind, DeviceSegment, Padding, Segment, prefill_then_decode
 from . import attention
-from .batch import LayerCache
 from .coalescing import Coalescer
 from .decode import DecodeGroup
 from .joint import Joint
+from .kinds import ModelLayers
 from .layout import depth_first, pack
 from .pool import PagePool
 from .prefill import PrefillBatch
 from .row import MAX_ABSORBED_TOKENS, Row
+from .snapshots import shared_parts, state_segment, states_behind
 
 
 class SharedPrefixRunner:
-    """A ModelRunner for models whose layers all hold plain keys and values.
+    """A ModelRunner for models whose layers hold keys and values, or a recurrent state.
 
     A segment is the shared node: rows attached with the same segment object share its memory
-    and its products. TypeError for models with windows, recurrence or caches of their own.
+    and its products. Layers with a sliding window hold every token, so that a row can go on
+    anywhere, and compute those in their window; where a layer has a state, segments end in one,
+    and each row has its own. TypeError for other caches.
     """
 
-    cache_kind = CacheKind.SEGMENTS
     shares_prefix = True
 
     def __init__(self, model: Module) -> None:
-        caches = make_prompt_cache(model)
-        if not all(type(cache) is KVCache for cache in caches):
-            names = sorted({type(cache).__name__ for cache in caches})
-            raise TypeError(f"prefixes of such caches can't be shared ({', '.join(names)})")
+        self._layers = ModelLayers.of(model)
+        self.cache_kind = CacheKind.SNAPSHOTS if self._layers.recurrent else CacheKind.SEGMENTS
         attention.install()
         self._model = model
         self._projection = Projection(model)
-        self._num_layers = len(caches)
-        self._pool = PagePool(self._num_layers)
+        self._pool = PagePool(len(self._layers.attention))
         self._coalescer = Coalescer()
         self._rows: dict[Sequence, Row] = {}
         self._group: DecodeGroup | None = None
@@ -53,7 +50,7 @@ class SharedPrefixRunner:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows' own keys and values, tails and pages counted whole."""
+        """Bytes of the rows' own keys, values and states, tails and pages counted whole."""
         return sum(array.nbytes for array in self.state(list(self._rows)))
 
     @property
@@ -72,7 +69,9 @@ class SharedPrefixRunner:
 
     def attach(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Give *sequence* a row that refers to *prefix*."""
-        self._rows[sequence] = Row(self._pool, self._num_layers, cast(Seq[KVSegment], prefix))
+        num_layers = len(self._layers.attention)
+        states = states_behind(prefix)
+        self._rows[sequence] = Row(self._pool, num_layers, shared_parts(prefix), states)
 
     def detach(self, sequence: Sequence) -> None:
         """Drop the row; unknown sequences are ignored.
@@ -97,7 +96,7 @@ class SharedPrefixRunner:
         reader: PrefillReader | None = None,
     ) -> mx.array:
         """Compute the next *chunks* of *rows* in one forward, or as a *reader* needs it."""
-        if reader is None:
+        if reader is None and not self._layers.recurrent:
             return self._forward_jointly(rows, chunks, (), None)
         order: list[int] = []
         logits = []
@@ -115,29 +114,38 @@ class SharedPrefixRunner:
         decoding: Seq[Sequence],
         tokens: mx.array,
     ) -> mx.array:
-        """Compute *chunks* of *rows* and one token a row of *decoding* in one forward."""
+        """Compute *chunks* of *rows* and one token a row of *decoding* in one forward.
+
+        In two where there are recurrent layers: they take a row's tokens in order.
+        """
+        if self._layers.recurrent:
+            return prefill_then_decode(self, rows, chunks, decoding, tokens)
         return self._forward_jointly(rows, chunks, decoding, tokens)
 
     def decode(self, rows: Seq[Sequence], tokens: mx.array) -> mx.array:
         """Compute one token a row, all rows in one forward."""
         group, order = self._group_of(rows)
         group.begin()
-        logits = self._forward(_reorder(tokens, order)[:, None], [1] * len(rows), group.layers)
+        caches = self._layers.arrange(group.layers, group.states.caches)
+        logits = self._forward(_reorder(tokens, order)[:, None], [1] * len(rows), caches)
         return _reorder(logits, _inverse(order))
 
     def state(self, rows: Seq[Sequence]) -> list[mx.array]:
         """Return what *rows* hold, with the tails of their groups and all pages."""
         members = [self._rows[row] for row in rows]
-        private = [array for row in members for segment in row.private for array in segment.arrays]
+        private = [array for row in members for array in row.arrays]
         groups = {id(row.group): row.group for row in members if row.group is not None}
         tails = [array for group in groups.values() for array in group.arrays]
         return private + tails + self._pool.arrays + self._coalescer.arrays
 
     def extract(self, sequence: Sequence, start: int, end: int) -> DeviceSegment:
-        """Copy tokens [start, end), shared or own."""
+        """Copy tokens [start, end), shared or own, with the state at *end* where there is one."""
         row = self._rows[sequence]
         check_range(start, end, row.num_tokens)
-        return row.copy(start, end)
+        if self.cache_kind is CacheKind.SEGMENTS:
+            return row.copy(start, end)
+        check_state_position(end, row.num_tokens)
+        return state_segment(self._layers, row.copy(start, end), row.states)
 
     def rebase(self, sequence: Sequence, prefix: Seq[Segment]) -> None:
         """Refer to *prefix* and drop the row's own copy of it.
@@ -146,7 +154,7 @@ class SharedPrefixRunner:
         one that adds so little that the row would take it back when it next joins a group.
         """
         row = self._rows[sequence]
-        new = tuple(cast(Seq[KVSegment], prefix))
+        new = tuple(shared_parts(prefix))
         num_added = sum(segment.num_tokens for segment in new) - row.num_shared
         is_longer = new[: len(row.prefix)] == row.prefix
         if num_added < 0 or (is_longer and num_added <= MAX_ABSORBED_TOKENS):
@@ -164,20 +172,24 @@ class SharedPrefixRunner:
         return [[lot[place] for place in order] for lot, order in zip(lots, orders, strict=True)]
 
     def _prefill(
-        self, rows: Seq[Sequence], chunks: Seq[Seq[int]], reader: PrefillReader
+        self, rows: Seq[Sequence], chunks: Seq[Seq[int]], reader: PrefillReader | None
     ) -> mx.array:
         """Compute chunks, right-padded to the longest; rows stand in depth-first order."""
         lengths = [len(chunk) for chunk in chunks]
         width = max(lengths)
         tokens = mx.array([[*chunk, *[0] * (width - len(chunk))] for chunk in chunks])
-        batch = PrefillBatch([self._rows[row] for row in rows], lengths, self._num_layers)
-        logits = forward_with_reader(
-            self._projection,
-            lambda: self._model(tokens, cache=batch.layers),
-            rows,
-            lengths,
-            reader,
-        )
+        batch = PrefillBatch([self._rows[row] for row in rows], lengths, self._layers)
+        caches = self._layers.arrange(batch.layers, batch.states.caches)
+        if reader is None:
+            logits = self._forward(tokens, lengths, caches)
+        else:
+            logits = forward_with_reader(
+                self._projection,
+                lambda: self._model(tokens, cache=caches),
+                rows,
+                lengths,
+                reader,
+            )
         batch.finish()
         self._num_prefilled += tokens.size
         self._num_pads += tokens.size - sum(lengths)
@@ -198,7 +210,7 @@ class SharedPrefixRunner:
         for lot in self._packed(rows, chunks):
             members = [self._rows[rows[index]] for index in lot]
             lengths = [len(chunks[index]) for index in lot]
-            batches.append(PrefillBatch(members, lengths, self._num_layers))
+            batches.append(PrefillBatch(members, lengths, self._layers))
             joint.add(batches[-1].layers, [row.num_tokens for row in members], lengths)
             given.append(mx.array([token for i in lot for token in chunks[i]], dtype=mx.int32))
             order += lot
@@ -219,17 +231,18 @@ class SharedPrefixRunner:
     def _forward_flat(self, tokens: mx.array, joint: Joint) -> mx.array:
         """Compute *tokens* (tokens,) of all parts; logits after each row's last one."""
         ends = joint.ends
+        caches = self._layers.arrange(joint.layers(), ())
         with self._projection.only(lambda hidden: hidden[ends]):
-            logits: mx.array = self._model(tokens[:, None], cache=joint.layers())
+            logits: mx.array = self._model(tokens[:, None], cache=caches)
         if logits.shape[0] != ends.shape[0]:
             logits = logits[ends]
         return logits[:, 0]
 
-    def _forward(self, tokens: mx.array, num_new: Seq[int], layers: Seq[LayerCache]) -> mx.array:
+    def _forward(self, tokens: mx.array, num_new: Seq[int], caches: list[Any]) -> mx.array:
         """Compute right-padded *tokens* (rows, width); logits after each row's last real one."""
         last = mx.array(list(num_new))[:, None, None] - 1
         with self._projection.only(lambda hidden: mx.take_along_axis(hidden, last, axis=1)):
-            logits: mx.array = self._model(tokens, cache=layers)
+            logits: mx.array = self._model(tokens, cache=caches)
         if logits.shape[1] != 1:
             logits = mx.take_along_axis(logits, last, axis=1)
         return logits[:, 0]
@@ -243,7 +256,7 @@ class SharedPrefixRunner:
         num_users = Counter(id(each) for row in self._rows.values() for each in row.prefix)
         order = depth_first([row.prefix for row in members])
         ordered = [members[index] for index in order]
-        self._group = DecodeGroup(ordered, num_users, self._pool, self._coalescer, self._num_layers)
+        self._group = DecodeGroup(ordered, num_users, self._pool, self._coalescer, self._layers)
         return self._group, order
 
 
