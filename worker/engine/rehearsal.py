@@ -54,7 +54,7 @@ def rehearse(runner: ModelRunner, lengths: Lengths, vocabulary_size: int) -> mx.
     stage.decode(rows[::-1])
     fork = stage.fork(rows[1])
     stage.decode([*rows[2:], *rows[:2]])
-    stage.prefill([fork], [2])
+    stage.prefill_and_decode([fork], [2], rows[2:])
     runner.detach(rows[0])
     stage.decode([fork, *rows[1:]])
     stage.decode([rows[2], fork])
@@ -120,6 +120,13 @@ class _Stage:
     def decode(self, rows: Seq[Sequence]) -> None:
         tokens = mx.array([self._take(row, 1)[0] for row in rows])
         self.logits.append(self.runner.decode(rows, tokens))
+
+    def prefill_and_decode(
+        self, rows: Seq[Sequence], lengths: Seq[int], decoding: Seq[Sequence]
+    ) -> None:
+        chunks = [self._take(row, num) for row, num in zip(rows, lengths, strict=True)]
+        tokens = mx.array([self._take(row, 1)[0] for row in decoding])
+        self.logits.append(self.runner.prefill_and_decode(rows, chunks, decoding, tokens))
 
     def lead(self, row: Sequence, num_tokens: int) -> list[DeviceSegment]:
         """Compute the next tokens of a row and let others have all that it has computed."""
