@@ -131,7 +131,9 @@ def test_an_image_made_by_hand_works(target: str, tmp_path: Path) -> None:
     for name in PACKAGES:
         shutil.copytree(ROOT / name, source / name)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    env = {**os.environ, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
+    path = f"{venv / 'bin'}:{os.environ['PATH']}"
+    quick = {"PYTHONPATH": "", "HEADWATER_CONNECT_TIMEOUT_S": "0.1"}
+    env = {**os.environ, **quick, "PATH": path}
     for base in ("wheel", target):
         for name, line in stages()[base][1]:
             if name == "RUN" and line.startswith("pip "):
@@ -145,6 +147,11 @@ def test_an_image_made_by_hand_works(target: str, tmp_path: Path) -> None:
 
     assert headwater("--version").stdout.startswith("headwater ")
     assert headwater(*json.loads(last(target, "CMD")), "--help").returncode == 0
+    # Everything that it imports is there: it fails for want of a server only.
+    done = headwater(*json.loads(last(target, "CMD")), "--redis", "redis://127.0.0.1:1/0")
+    assert "no " in done.stderr.splitlines()[-1]
+    assert "127.0.0.1:1" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
     if target == "cpu":
         done = headwater("doctor")
         assert "blas: mkl" in done.stdout, done.stdout + done.stderr
