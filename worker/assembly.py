@@ -7,6 +7,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from .admission import ModelLimits
 from .channel_family import ChannelFamily
 from .cold_prefixes import ColdPrefixes
@@ -22,6 +24,8 @@ from .engine.parity import choose_runner
 from .engine.runner import DeviceSegment, ModelRunner
 from .engine.sampler import SAMPLER_VERSION, Sampler
 from .engine.segment_codec import SegmentCodec
+from .engine.segments import flatten
+from .engine.states import takes_state
 from .grammars import Grammars
 from .job_opening import JobOpener
 from .loop import EventSink, GenerationLoop
@@ -29,6 +33,8 @@ from .metrics import WorkerMetrics
 from .prefix_cache import PrefixCache
 from .scheduler import Footprint, Scheduler, SchedulerSettings
 from .text import Vocabulary
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +182,13 @@ def _cold_prefixes(
     wake: Callable[[], None],
 ) -> ColdPrefixes | None:
     if settings.cache_dir is None:
+        return None
+    if not all(takes_state(cache) for cache in flatten(loaded.new_caches())):
+        log.warning(
+            "no_disk_tier",
+            reason="this model's caches can't be given what was stored",
+            advice="prefixes are kept in memory only; drop --cache-dir",
+        )
         return None
     # Files outlive the libraries that they were computed with.
     fingerprint = f"{loaded.fingerprint} mlx-lm {metadata.version('mlx-lm')}"

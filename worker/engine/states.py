@@ -101,9 +101,22 @@ def restore_states(caches: Seq[Any], prefix: Seq[StateSegment]) -> None:
         raise ValueError("no row can go on at the end of this prefix")
     for layer, leaf in enumerate(flatten(caches)):
         if layer in states:
-            leaf.state = copy.deepcopy(states[layer].state)
+            _restore(leaf, states[layer])
             continue
         fill_layer(leaf, [segment.plain[layer] for segment in prefix])
+
+
+def takes_state(cache: Any) -> bool:
+    """Whether a cache can be given a state; else only all that it holds can be copied."""
+    prop = getattr(type(cache), "state", None)
+    return not isinstance(prop, property) or prop.fset is not None
+
+
+def _restore(leaf: Any, stored: Any) -> None:
+    if takes_state(leaf):
+        leaf.state = copy.deepcopy(stored.state)
+    else:
+        vars(leaf).update(copy.deepcopy(vars(stored)))
 
 
 def _is_plain(cache: Any, num_tokens: int) -> bool:
@@ -114,6 +127,9 @@ def _is_plain(cache: Any, num_tokens: int) -> bool:
 def _own_copy(cache: Any) -> Any:
     """Copy a cache with only what later steps use, in buffers of their own."""
     kept = copy.deepcopy(cache)
+    if not takes_state(kept):
+        vars(kept).update(tree_map(_own_memory, vars(kept)))
+        return kept
     if type(kept) is RotatingKVCache and kept.keys is not None and not kept.keep:
         kept.state = _window(kept)
     kept.state = tree_map(_own_memory, kept.state)
