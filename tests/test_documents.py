@@ -109,7 +109,7 @@ class Shell(NamedTuple):
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
 
