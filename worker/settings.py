@@ -74,7 +74,8 @@ class WorkerSettings(BaseSettings):
     # and values, half as much as with 256, and a fork that nobody saw coming computes 256 tokens
     # again on average; those that waiting prompts show get a state of their own anyway.
     snapshot_stride: int = Field(default=512, ge=16)
-    """Models with windows or recurrent state keep a copy of it every so many prompt tokens."""
+    """Models with recurrent state keep a copy of it every so many prompt tokens; so do those with
+    sliding windows whose rows can't share prefixes."""
     max_wait_s: float = Field(default=30.0, gt=0)
     """A queue that waits longer while higher classes are served gives one job, then waits anew."""
     cpu_threads: int | None = Field(default=None, ge=1)
