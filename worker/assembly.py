@@ -120,6 +120,8 @@ def _policy(runner: ModelRunner, loaded: LoadedModel, settings: LoopSettings) ->
         prefill_chunk=settings.prefill_chunk,
         snapshot_stride=settings.snapshot_stride,
         max_wait_s=settings.max_wait_s,
+        # What is on disk survives this worker's death: it gets there as soon as it can.
+        keeps_prompts=settings.cache_dir is not None,
     )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from headwater.schemas import GenerationJob, Priority
 
 from ..prefix_cache import PrefixCache
-from ..scheduler import Footprint, Scheduler, StepPlan
+from ..scheduler import Commit, Footprint, Scheduler, StepPlan
 from ..scheduler import SchedulerSettings as Policy
 from ..segment import CacheKind
 from ..sequence import Sequence
@@ -81,7 +81,7 @@ class _Run:
         for step in range(self._settings.steps):
             now = step * _STEP_S
             started = time.perf_counter()
-            plan = self._scheduler.schedule(now)
+            plan = self._scheduler.schedule(now, self._save)
             seconds.append(time.perf_counter() - started)
             self._compute(plan)
             self._replace_ended(now)
@@ -94,7 +94,7 @@ class _Run:
 
     def _compute(self, plan: StepPlan[_Span]) -> None:
         for commit in plan.early_commits:
-            self._scheduler.commit(commit, _Span(commit.end - commit.start))
+            self._save(commit)
         for sequence, num_tokens in plan.prefill:
             _advance(sequence, num_tokens)
         for sequence in plan.decode:
@@ -102,6 +102,9 @@ class _Run:
         for commit in plan.commits:
             self._scheduler.commit(commit, _Span(commit.end - commit.start))
         self._scheduler.observe(_STEP_S, plan.num_prefill_tokens, len(plan.decode))
+
+    def _save(self, commit: Commit) -> None:
+        self._scheduler.commit(commit, _Span(commit.end - commit.start))
 
     def _replace_ended(self, now: float) -> None:
         """Read the previous step's tokens; for who ends, another sequence arrives."""

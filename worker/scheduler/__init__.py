@@ -1,8 +1,9 @@
 """Who computes what in the next step. Policy only: no mlx, no redis, no clock.
 
-    plan = scheduler.schedule(now)
-    for commit in plan.early_commits:      # before the rows go
+    def save(commit):                      # of rows that are about to go
         scheduler.commit(commit, engine.extract(commit.sequence, commit.start, commit.end))
+    plan = scheduler.schedule(now, save)   # those of rows that have ended
+    for commit in plan.early_commits: save(commit)
     for sequence in plan.detach: engine.detach(sequence)
     for row in plan.admit: engine.attach(row.sequence, row.prefix)
     for row in plan.rebase: engine.rebase(row.sequence, row.prefix)

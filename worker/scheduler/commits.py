@@ -12,18 +12,26 @@ S = TypeVar("S", bound=Segment)
 
 
 class CommitPlanner(Generic[S]):
-    """A prompt is kept up to its last token but one, where an identical prompt goes on.
+    """A row's keys and values are kept at its end, and before that where somebody waits for them.
 
-    Besides, at every boundary that somebody waits for, and at the end of a generation. A row whose
-    state can't be cut later leaves one at every multiple of *snapshot_stride* on its way, too.
+    What nobody shares is cheaper to attend over while it is the row's own. A row whose state
+    can't be cut later leaves one on its way: at every multiple of *snapshot_stride*, and before
+    the last token of its prompt, where an identical prompt goes on. With *keeps_prompts* prompts
+    are kept there as soon as they are computed, whatever the model: a disk tier wants them early.
     Nothing is kept that does not fit into the budget beside the rows.
     """
 
     def __init__(
-        self, cache: PrefixCache[S], memory: MemoryPlanner[S], snapshot_stride: int
+        self,
+        cache: PrefixCache[S],
+        memory: MemoryPlanner[S],
+        snapshot_stride: int,
+        *,
+        keeps_prompts: bool,
     ) -> None:
         self._cache = cache
         self._snapshot_stride = snapshot_stride
+        self._keeps_prompts = keeps_prompts or not self._is_cuttable
         self._memory = memory
         self._pins: list[Node[S]] = []
 
@@ -37,7 +45,7 @@ class CommitPlanner(Generic[S]):
             stride = self._snapshot_stride
             for position in range((start // stride + 1) * stride, end, stride):
                 placement.add_boundary(position)
-        if end > start:
+        if end > start and self._keeps_prompts:
             placement.add_boundary(end)
 
     def due(self, placement: Placement, num_computed: int) -> list[Commit]:

@@ -18,8 +18,9 @@ class Shared(NamedTuple):
 class Leaders:
     """Every running sequence leads while its prompt is not all in the prefix cache.
 
-    A taker parks behind the leader that shares most with it, and the leader gets a boundary
-    there. A taker is free again when that part is committed, or when the leader leads no more.
+    Where a prompt can't be cut later, it leads only while it computes that. A taker parks behind
+    the leader that shares most with it, and the leader gets a boundary there. A taker is free
+    again when that part is committed, or when the leader leads no more.
     """
 
     def __init__(self, kind: CacheKind, min_shared_tokens: int) -> None:
@@ -83,12 +84,20 @@ class Leaders:
         return self._free(freed)
 
     def done(self) -> list[Placement]:
-        """Return the leaders that have computed all that they lead for."""
-        return [
-            leader
-            for leader in self._leaders
-            if leader.sequence.num_computed_tokens >= len(leader.tokens)
-        ]
+        """Return the leaders that have nothing more to give, or were not let give it."""
+        return [leader for leader in self._leaders if self._is_done(leader)]
+
+    def _is_done(self, leader: Placement) -> bool:
+        sequence = leader.sequence
+        if sequence.num_computed_tokens < len(leader.tokens):
+            return False
+        if self._kind is CacheKind.SNAPSHOTS:
+            return True
+        node = sequence.cache_node
+        if node is not None and node.end >= sequence.num_prompt_tokens - 1:
+            return True
+        # A commit that memory has no room for, or that failed, frees nobody.
+        return any(taker.awaited_end not in leader.boundaries for taker in leader.takers)
 
     def _shared_length(self, leader: Placement, taker: Placement) -> int:
         """Tokens of *leader* that *taker* can use."""

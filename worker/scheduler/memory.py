@@ -80,6 +80,10 @@ class MemoryPlanner(Generic[S]):
         self._commit_nbytes += nbytes
         return True
 
+    def committed(self) -> None:
+        """Note that the planned commits have been carried out: the cache counts them now."""
+        self._commit_nbytes = 0
+
     def make_free(self, nbytes: int) -> bool:
         """Evict until so many bytes are free; return whether they are."""
         if self._max_bytes is None:

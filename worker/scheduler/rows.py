@@ -21,7 +21,12 @@ class Rows(Generic[S]):
     def __init__(self, cache: PrefixCache[S], settings: SchedulerSettings) -> None:
         self.memory = MemoryPlanner(cache, settings)
         self._cache = cache
-        self._commits = CommitPlanner(cache, self.memory, settings.snapshot_stride)
+        self._commits = CommitPlanner(
+            cache,
+            self.memory,
+            settings.snapshot_stride,
+            keeps_prompts=settings.keeps_prompts,
+        )
         self._running: dict[Placement, None] = {}
         self._unsound: list[Placement] = []
         """Gone; what they put into the cache leaves it when no plan builds on it any more."""

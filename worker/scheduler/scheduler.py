@@ -1,6 +1,6 @@
 """Scheduler: turns the sequences it knows into a plan for the next step."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
 from ..prefix_cache import Node, PrefixCache
@@ -114,12 +114,21 @@ class Scheduler(Generic[S]):
         """Forget a failed sequence; what it put into the cache is dropped with it."""
         self._forget(sequence, is_sound=False)
 
-    def schedule(self, now: float) -> StepPlan[S]:
-        """Plan the next step."""
+    def schedule(self, now: float, save: Callable[[Commit], object] | None = None) -> StepPlan[S]:
+        """Plan the next step.
+
+        *save* carries out the commits of rows that have ended, so that whoever is admitted in
+        this step finds them; without it they are among the plan's early commits.
+        """
         plan: StepPlan[S] = StepPlan()
         self._settle()
         self._rows.begin(self._max_prefill_tokens())
         self._detach_ended(plan)
+        if save is not None:
+            for commit in plan.early_commits:
+                save(commit)
+            plan.early_commits.clear()
+            self._rows.memory.committed()
         if self._make_room(plan):
             self._admit(plan, now)
         plan.rebase += self._rows.cut()

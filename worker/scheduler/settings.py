@@ -60,5 +60,7 @@ class SchedulerSettings:
     """A shared prefix that is shorter is not worth waiting for."""
     snapshot_stride: int = 512
     """Rows whose state can't be cut later leave a copy of it every so many prompt tokens."""
+    keeps_prompts: bool = False
+    """Prompts go into the prefix cache when they are computed, not when they are shared or end."""
     growth_tokens: int = 64
     """Tokens of growth of every running sequence that memory is planned for."""

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 from headwater.schemas import GenerationJob, Priority
 from headwater.worker.prefix_cache import PrefixCache
-from headwater.worker.scheduler import Scheduler, SchedulerSettings, StepPlan
+from headwater.worker.scheduler import Commit, Scheduler, SchedulerSettings, StepPlan
 from headwater.worker.segment import CacheKind
 from headwater.worker.sequence import Sequence
 
@@ -143,9 +143,9 @@ class Worker:
             self.scheduler.add(sequence, self.now)
 
     def step(self) -> None:
-        plan = self.plan = self.scheduler.schedule(self.now)
+        plan = self.plan = self.scheduler.schedule(self.now, self._save)
         for commit in plan.early_commits:
-            self.scheduler.commit(commit, self.engine.extract(*commit))
+            self._save(commit)
         for sequence in plan.detach:
             self.engine.detach(sequence)
         for row in plan.admit:
@@ -185,6 +185,9 @@ class Worker:
         assert self.cache.pinned_nbytes == 0
         self.cache.evict(10**12)
         assert self.cache.nbytes == self.cache.num_nodes == 0
+
+    def _save(self, commit: Commit) -> None:
+        self.scheduler.commit(commit, self.engine.extract(*commit))
 
     def _read(self) -> None:
         for sequence in self.unread:

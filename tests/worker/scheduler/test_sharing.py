@@ -187,7 +187,7 @@ def test_running_rows_share_the_pieces_of_a_segment_that_was_cut(
     make_worker: Make, make_sequence: Make
 ) -> None:
     footprint = Footprint(bytes_per_token=10, shares_prefix=True)
-    worker = make_worker(settings=SchedulerSettings(footprint=footprint))
+    worker = make_worker(settings=SchedulerSettings(footprint=footprint, keeps_prompts=True))
     first = make_sequence([*HEAD, *range(30)], max_tokens=20)
     worker.add(first)
     for _ in range(3):
@@ -203,7 +203,7 @@ def test_running_rows_share_the_pieces_of_a_segment_that_was_cut(
 
 
 def test_rows_with_copies_of_their_own_pin_nothing(make_worker: Make, make_sequence: Make) -> None:
-    worker = make_worker()
+    worker = make_worker(settings=SchedulerSettings(keeps_prompts=True))
     worker.add(make_sequence(HEAD, max_tokens=20))
     for _ in range(4):
         worker.step()
