@@ -14,9 +14,10 @@ from ..scheduler import Commit, Footprint, Scheduler, StepPlan
 from ..scheduler import SchedulerSettings as Policy
 from ..segment import CacheKind
 from ..sequence import Sequence
+from .claim_contest import measure_claims
 from .environment import version
 from .report import Figures
-from .scenario import Contest, Peer
+from .scenario import Contest, OpenQueue, Peer
 from .scheduler import SchedulerSettings
 
 _BYTES_PER_TOKEN = 1_000
@@ -42,18 +43,28 @@ class _Span(NamedTuple):
         return _Span(position), _Span(self.num_tokens - position)
 
 
-def prepare(settings: SchedulerSettings) -> Contest:
-    """Name the contestants; every run starts from an empty scheduler."""
+def prepare(settings: SchedulerSettings, open_queue: OpenQueue) -> Contest:
+    """Name the contestants; every run starts from an empty scheduler and an empty server."""
+
+    def measure(num_known: int, depth: int) -> Figures:
+        figures = _Run(settings).measure(num_known)
+        if settings.claims:
+            figures |= measure_claims(open_queue, settings.claims, depth)
+        return figures
+
     few = Peer(
         name=f"headwater, {settings.baseline} known",
         version=version("headwater") or "from source",
-        measure=lambda: _Run(settings).measure(settings.baseline),
+        measure=lambda: measure(settings.baseline, settings.baseline_depth),
     )
-    return Contest(ours=lambda: _Run(settings).measure(settings.known), peers=(few,), ratio=_ratio)
+    return Contest(lambda: measure(settings.known, settings.depth), (few,), _ratio)
 
 
 def _ratio(ours: Figures, peer: Figures) -> Figures:
-    return {"step_time": ours["step_p50_ms"] / peer["step_p50_ms"]}
+    ratios = {"step_time": ours["step_p50_ms"] / peer["step_p50_ms"]}
+    if "claim_p50_ms" in ours:
+        ratios["claim_time"] = ours["claim_p50_ms"] / peer["claim_p50_ms"]
+    return ratios
 
 
 class _Run:
