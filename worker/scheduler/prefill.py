@@ -9,11 +9,11 @@ FIRST_BUDGET = 128
 MIN_BUDGET = 64
 """Whatever decoding takes: a forward costs much before its first token, so that smaller chunks
 would make prompts several times as dear and nobody's next token much earlier."""
-CRUMB = 32
-"""A part of a prompt that is smaller is left for another step, for the same reason."""
+CRUMB = 16
+"""A part of a prompt that is smaller is left for another step: each costs a pass of attention."""
 GRAIN = 16
 """Budgets are multiples of this: fewer different shapes to compile and to cache."""
-HEADROOM = 0.8
+HEADROOM = 0.9
 """Share of the target that a step is planned for; chunks deep in a prompt cost more."""
 MIN_STEP_S = 1e-6
 """A clock may not have moved at all."""

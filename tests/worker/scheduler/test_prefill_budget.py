@@ -35,9 +35,10 @@ def test_the_budget_follows_the_measured_rate() -> None:
     for _ in range(50):
         budget.observe(0.001 * 100, 100, 0)
 
-    # 80 ms of the 100 are planned for, at 1 ms a token; twice that where nobody decodes.
+    # 90 ms of the 100 are planned for, at 1 ms a token; twice that where nobody decodes. Both
+    # are rounded down to a multiple of 16.
     assert budget.num_tokens(1) == 80
-    assert budget.num_tokens(0) == 160
+    assert budget.num_tokens(0) == 176
 
 
 def test_decoding_rows_take_their_share_of_the_step() -> None:
@@ -46,8 +47,8 @@ def test_decoding_rows_take_their_share_of_the_step() -> None:
         budget.observe(0.08, 0, 8)
         budget.observe(0.08 + 0.001 * 100, 100, 8)
 
-    assert budget.num_tokens(8) == 80
-    assert budget.num_tokens(0) == 320
+    assert budget.num_tokens(8) == 96
+    assert budget.num_tokens(0) == 352
 
 
 def test_prefill_goes_on_where_decoding_alone_takes_the_target() -> None:
@@ -61,7 +62,7 @@ def test_prefill_goes_on_where_decoding_alone_takes_the_target() -> None:
 def test_short_prompts_and_the_oldest_come_first_in_turns(make_sequence: Make) -> None:
     wants = [1_000, 50, 300, 20]
 
-    assert shares(make_sequence, wants, 100, oldest_first=False) == [0, 50, 0, 20]
+    assert shares(make_sequence, wants, 100, oldest_first=False) == [0, 50, 30, 20]
     assert shares(make_sequence, wants, 100, oldest_first=True) == [100, 0, 0, 0]
 
 
