@@ -192,8 +192,9 @@ def _cold_prefixes(
             advice="prefixes are kept in memory only; drop --cache-dir",
         )
         return None
-    # Files outlive the libraries that they were computed with.
-    fingerprint = f"{loaded.fingerprint} mlx-lm {metadata.version('mlx-lm')}"
+    # Files outlive the libraries that they were computed with, and the runner.
+    kind = runner.cache_kind.name.lower()
+    fingerprint = f"{loaded.fingerprint} mlx-lm {metadata.version('mlx-lm')} {kind}"
     folder = DiskFolder(settings.cache_dir, fingerprint)
     tier = DiskTier(folder, fingerprint, settings.cache_disk_bytes)
     codec = SegmentCodec(loaded.new_caches(), example_segment(runner))

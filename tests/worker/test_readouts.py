@@ -1,6 +1,6 @@
 """Scores and embeddings: read off prompts, batched and over shared prefixes, as if alone."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import mlx.core as mx
 import numpy as np
@@ -223,9 +223,14 @@ def test_what_is_not_finite_fails_the_job_and_nothing_else(bench: Bench) -> None
     assert finished(bench, "good").embedding is not None
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5", "mamba2", "gpt_oss"])
-@pytest.mark.parametrize("runner", [RowRunner, MergedRunner])
-def test_models_whose_state_cannot_be_cut_are_read_the_same(family: str, runner) -> None:
+@pytest.mark.parametrize(
+    ("family", "runner"),
+    [
+        *product(["gemma3_text", "qwen3_5", "mamba2", "gpt_oss"], [RowRunner, MergedRunner]),
+        *product(["gemma3_text", "qwen3_5", "gpt_oss"], [SharedPrefixRunner]),
+    ],
+)
+def test_models_with_windows_and_states_are_read_the_same(family: str, runner) -> None:
     bench = Bench(runner=runner, alter=lambda _: tiny_model(family))
     prompt = PROMPT * 4
     for job_id in ("cold", "warm"):
