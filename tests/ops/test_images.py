@@ -121,6 +121,7 @@ def test_compose_builds_targets_that_exist() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", ["api", "cpu"])
 def test_an_image_made_by_hand_works(target: str, tmp_path: Path) -> None:
     """What the Dockerfile runs, in a new virtual environment for the image's own Python."""
