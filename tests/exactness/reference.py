@@ -83,6 +83,7 @@ class ExactnessReport:
     """Counts rows compared with the yardstick, and judges them together at the end."""
 
     num_rows: int = 0
+    near_tie: float = NEAR_TIE
     near_ties: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -104,7 +105,7 @@ class ExactnessReport:
             gap = float(logits[step, best] - logits[step, token])
             second = int(mx.sum(logits[step] > logits[step, token])) == 1
             where = f"{label} step {step}: {token} for {best}, {gap:.6f} below"
-            (self.near_ties if second and gap < NEAR_TIE else self.failures).append(where)
+            (self.near_ties if second and gap < self.near_tie else self.failures).append(where)
             return
 
     def compare_drawn(self, model: Any, row: Sequence, label: str = "") -> None:
