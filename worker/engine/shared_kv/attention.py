@@ -146,7 +146,8 @@ def _by_row(part: _Part, index: PageIndex) -> _Part:
     peak = mx.maximum(mx.max(log_weight, axis=1, keepdims=True), mx.finfo(mx.float32).min)
     weights = mx.exp(log_weight - peak)
     total = mx.sum(weights, axis=1)
-    output = part.output[index.of_row]
+    # Pads are computed of another row's page, which need not be finite: no weight hides that.
+    output = mx.where(index.is_page, part.output, 0)[index.of_row]
     output = mx.sum(output * weights.astype(output.dtype), axis=1)
     output = output / mx.maximum(total, 1e-30).astype(output.dtype)
     return _Part(output, peak[:, 0] + mx.log(total))

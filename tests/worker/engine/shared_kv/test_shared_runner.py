@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import mlx.core as mx
 import pytest
 from headwater.worker.engine.parity import choose_runner
+from headwater.worker.engine.segments import KVSegment, LayerKV
 from headwater.worker.engine.shared_kv import SharedPrefixRunner, attention
 from headwater.worker.engine.shared_kv.batch import OwnMask
 from headwater.worker.engine.shared_kv.decode import TAIL_TOKENS
@@ -422,3 +423,22 @@ def test_decoding_rows_let_go_of_a_segment_that_was_cut() -> None:
     scene.check(scene.decode([0, 1]), [0, 1])
     held = [span.segment for level in scene.runner._group.depths for span in level]
     assert held == list(halves)
+
+
+def test_a_row_whose_keys_and_values_are_not_finite_spoils_no_other() -> None:
+    """Rows share slabs and passes: what is wrong in one must not reach the others' sums."""
+    scene = Texts([120, 70, 40])
+    prefixes = [
+        scene.runner.extract(row, 0, len(text))
+        for row, text in zip(scene.rows, scene.texts, strict=True)
+    ]
+    layers = [LayerKV(*(array * mx.nan for array in layer)) for layer in prefixes[0].layers]
+    prefixes[0] = KVSegment(tuple(layers))
+    for row, prefix in zip(scene.rows, prefixes, strict=True):
+        scene.runner.detach(row)
+        scene.runner.attach(row, [prefix])
+
+    logits = scene.decode([0, 1, 2])
+
+    assert mx.all(mx.isnan(logits[0]))
+    scene.check(logits[1:], [1, 2])
