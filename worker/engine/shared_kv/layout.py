@@ -59,12 +59,6 @@ def by_level(spans: Seq[Span]) -> list[list[Span]]:
     return [sorted(level, key=lambda span: span.first_row) for level in levels]
 
 
-def bucket(num: int) -> int:
-    """Round up by an eighth at most, so that shapes are few: a graph cache holds few."""
-    step = max(1, 1 << (num.bit_length() - 4)) if num > 8 else 1
-    return -(-num // step) * step
-
-
 def pack(lengths: Seq[int], max_pad_share: float = 0.2) -> list[list[int]]:
     """Share out chunks of *lengths* to right-padded forwards; returns their indices.
 

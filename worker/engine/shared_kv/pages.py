@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from .shapes import bucket
+
 PAGE_TOKENS: Final = 32
 """Tokens of a page: what a row is padded by, against the cost of a small product for each."""
 MAX_SLABS: Final = 4
@@ -89,7 +91,8 @@ class PageTable:
             taken += slab.take(num_pages - len(taken))
         num_missing = num_pages - len(taken)
         if num_missing:
-            self.slabs.append(Slab(max(num_missing, MIN_SLAB_PAGES, self.num_used // _GROWTH)))
+            size = max(num_missing, MIN_SLAB_PAGES, self.num_used // _GROWTH)
+            self.slabs.append(Slab(bucket(size)))
             taken += self.slabs[-1].take(num_missing)
         return taken
 
@@ -110,14 +113,14 @@ class PageTable:
         return moves
 
     def _merge(self, sources: list[Slab]) -> Move:
-        """Move the used pages of *sources* into one slab that has no free ones."""
+        """Move the used pages of *sources* into one slab that has few free ones."""
         used = [[page for page in source.pages if page is not None] for source in sources]
-        target = Slab(sum(map(len, used)))
+        target = Slab(bucket(sum(map(len, used))))
         move = Move(sources, [[page.index for page in pages] for pages in used], target)
         for index, page in enumerate(page for pages in used for page in pages):
             page.slab, page.index = target, index
             target.pages[index] = page
-        target.num_used = len(target.pages)
+        target.num_used = sum(map(len, used))
         self.slabs = [slab for slab in self.slabs if slab not in sources] + [target]
         self.version += 1
         return move

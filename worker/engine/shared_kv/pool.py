@@ -7,8 +7,8 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..segments import LayerKV
-from .layout import bucket
 from .pages import PAGE_TOKENS, Page, PageTable, Slab
+from .shapes import bucket
 
 
 class PageIndex:
@@ -162,8 +162,10 @@ class PagePool:
     def tidy(self) -> None:
         """Bound what is free."""
         for sources, indices, target in self._table.tidy():
-            self.num_moved_pages += len(target.pages)
+            self.num_moved_pages += target.num_used
             old = [self._layers.pop(source) for source in sources]
+            # Any page will do where one is free.
+            indices[-1].extend([0] * target.num_free)
             chosen = [mx.array(each) for each in indices]
             self._layers[target] = [
                 LayerKV(

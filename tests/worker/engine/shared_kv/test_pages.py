@@ -4,6 +4,7 @@ import random
 
 import pytest
 from headwater.worker.engine.shared_kv.pages import MAX_SLABS, MIN_SLAB_PAGES, PageTable
+from headwater.worker.engine.shared_kv.shapes import bucket
 
 
 def places(rows):
@@ -48,6 +49,7 @@ def test_tidied_tables_hold_a_quarter_more_than_is_used_in_few_slabs(seed) -> No
     rng = random.Random(seed)
     table, rows = PageTable(), []
     num_taken = num_moved = 0
+    sizes: set[int] = set()
     for _ in range(150):
         if rows and rng.random() < 0.3:
             table.give_back(rows.pop(rng.randrange(len(rows))))
@@ -57,14 +59,26 @@ def test_tidied_tables_hold_a_quarter_more_than_is_used_in_few_slabs(seed) -> No
         else:
             rows.append(table.take(rng.choice([1, 2, 5, 40])))
             num_taken += len(rows[-1])
-        num_moved += sum(len(move.target.pages) for move in table.tidy())
+        num_moved += sum(move.target.num_used for move in table.tidy())
 
         assert table.num_used == sum(map(len, rows))
         assert table.num_free <= max(MIN_SLAB_PAGES, table.num_used // 4)
         assert len(table.slabs) <= MAX_SLABS
+        sizes |= {len(slab.pages) for slab in table.slabs}
         assert len(set(places(rows))) == table.num_used
         for slab, index in places(rows):
             assert slab in table.slabs
             assert slab.pages[index] is not None
+    # Eight sizes at most for each power of two: a graph cache holds few shapes.
+    assert all(size == bucket(size) for size in sizes)
     # Amortized: what is copied is a small multiple of what was written.
     assert num_moved <= 5 * num_taken
+
+
+def test_sizes_are_rounded_up_by_less_than_an_eighth_to_few() -> None:
+    """Up to a thousand pages come in 64 sizes."""
+    rounded = [bucket(num) for num in range(1, 1025)]
+
+    assert all(num <= size < 1.125 * num for num, size in enumerate(rounded, start=1))
+    assert len(set(rounded)) <= 64
+    assert rounded == sorted(rounded)
