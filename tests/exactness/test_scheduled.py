@@ -144,7 +144,7 @@ def test_scheduled_rows_run_one_at_a_time_get_the_same_tokens(family) -> None:
 
 @pytest.mark.parametrize("family", SHARING)
 def test_scheduled_rows_over_shared_segments_are_exact_too(family) -> None:
-    check_scheduled(family, SharedPrefixRunner, range(10 if family in PROMISED[:2] else 4))
+    check_scheduled(family, SharedPrefixRunner, range(10 if family in PROMISED[:2] else 3))
 
 
 @pytest.mark.long
