@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from .report import BenchReport, shown
+from .report import BenchReport, shown, told_runs
 from .scenario import BenchError
 
 _OURS, _PEER = "#1b6ca8", "#b9b9b9"
@@ -35,8 +35,8 @@ def draw(report: BenchReport, path: Path) -> None:
     figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + _INCHES_PER_KEY * len(keys)), layout="tight")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    runs = (report.settings["repeat"], peer["repeat"])
-    labels = (f"ours ({runs[0]} runs)", f"{peer['name']} {peer['version']} ({runs[1]} runs)")
+    name = f"{peer['name']} {peer['version']}"
+    labels = (f"ours ({told_runs(report.settings)})", f"{name} ({told_runs(peer)})")
     for index, key in enumerate(keys):
         _draw_pair(axes, index, (report.ours[key], float(peer[key])))
     axes.set_yticks(range(len(keys)), keys)

@@ -40,9 +40,11 @@ class BenchReport:
         title = f"{self.scenario}: medians"
         table = Table(title=title, title_justify="left")
         table.add_column("")
-        table.add_column(f"ours\n{_runs(self.settings)}", justify="right")
+        table.add_column(f"ours\n{told_runs(self.settings)}", justify="right")
         for peer in self.peers:
-            table.add_column(f"{peer['name']} {peer['version']}\n{_runs(peer)}", justify="right")
+            table.add_column(
+                f"{peer['name']} {peer['version']}\n{told_runs(peer)}", justify="right"
+            )
         for key in self.ours:
             cells = (shown(side.get(key)) for side in (self.ours, *self.peers))
             table.add_row(key, *cells)
@@ -52,7 +54,8 @@ class BenchReport:
         return table
 
 
-def _runs(counted: Mapping[str, Any]) -> str:
+def told_runs(counted: Mapping[str, Any]) -> str:
+    """Return how often the settings, or a peer, say that a side ran."""
     num_runs = counted["repeat"]
     return "1 run" if num_runs == 1 else f"{num_runs} runs"
 

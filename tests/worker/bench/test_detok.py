@@ -56,8 +56,11 @@ def test_the_command_prints_one_json_object(model_folder, capsys):
     assert report["settings"]["num_tokens"] == 512
 
 
-def test_the_command_prints_a_table_for_people(model_folder, capsys):
+def test_the_command_prints_a_table_for_people_and_draws_it(model_folder, capsys, tmp_path):
+    picture = tmp_path / "detok.png"
+    arguments = ["bench", "detok", "--quick", "--repeat", "1", "--model", str(model_folder)]
     with pytest.raises(SystemExit) as leaving:
-        main(["bench", "detok", "--quick", "--repeat", "1", "--model", str(model_folder)])
+        main([*arguments, "--plot", str(picture)])
     assert leaving.value.code == 0
     assert "host_us_per_token" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
