@@ -111,7 +111,7 @@ stop_before(Claimer, '_begin', 'booked', always=True,
 stop_before(GenerationLoop, 'admit', 'claimed', always=True,
             when=lambda loop, claim: is_at(claim.job_id, 'claimed'))
 stop_before(Scheduler, 'schedule', 'parked', always=True,
-            when=lambda scheduler, now: scheduler.num_parked and any(
+            when=lambda scheduler, *_: scheduler.num_parked and any(
                 [is_at(row.job.job_id, 'parked') for row in scheduler._placements]))
 stop_before(Engine, 'launch', 'prefill', always=True,
             when=lambda engine, prefill, decode: any(
@@ -188,6 +188,8 @@ def _stage(model: Path, before: str) -> Iterator[Stage]:
     ):
         worker = start("--prefill-chunk", str(CHUNK), "--lease-s", "60", before=before)
         yield Stage(server, producer, worker)
+        # A tail waits for the next worker for ever.
+        assert worker.process.poll() is None, "the worker has ended"
         again = producer.submit(job())
         assert isinstance(result_of(producer, again).end, Finished)
         assert worker.stop() == 0
