@@ -12,6 +12,11 @@ import orjson
 from headwater.schemas import GenerationJob, SchemaError, keys, limits
 from headwater.schemas.base import shown
 
+_LARGEST_RATIO = 1032
+"""Deflate makes nothing smaller by more than this."""
+_COUNTED_AT_ONCE = 2**20
+_TOO_LARGE = f"the payload is cut short or inflates to more than {limits.MAX_PAYLOAD_BYTES} bytes"
+
 FIELDS = ("data", "status", "enqueued_at")
 """Of the hash: what a claim looks at."""
 
@@ -42,16 +47,30 @@ def read_job(job_id: str, data: bytes | None, enqueued_at: bytes | None) -> Queu
 
 
 def _inflate(data: bytes) -> bytes:
+    if len(data) * _LARGEST_RATIO > limits.MAX_PAYLOAD_BYTES:
+        _check_inflated_size(data)
     inflater = zlib.decompressobj()
     try:
         raw = inflater.decompress(data, limits.MAX_PAYLOAD_BYTES)
     except zlib.error:
         return data  # RQ accepts a payload that is not compressed, too.
     if not inflater.eof:
-        raise SchemaError(
-            f"the payload is cut short or inflates to more than {limits.MAX_PAYLOAD_BYTES} bytes"
-        )
+        raise SchemaError(_TOO_LARGE)
     return raw
+
+
+def _check_inflated_size(data: bytes) -> None:
+    """Count before anything is kept: a process holds on to the memory that it once took."""
+    inflater = zlib.decompressobj()
+    size = 0
+    try:
+        while data and not inflater.eof:
+            size += len(inflater.decompress(data, _COUNTED_AT_ONCE))
+            if size > limits.MAX_PAYLOAD_BYTES:
+                raise SchemaError(_TOO_LARGE)
+            data = inflater.unconsumed_tail
+    except zlib.error:
+        return  # told when it is inflated
 
 
 def _argument(raw: bytes) -> Any:
