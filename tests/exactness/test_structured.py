@@ -244,7 +244,10 @@ def test_choices_of_one_job_follow_its_format_each_for_itself(random_lab: Lab) -
 
 def test_markers_in_an_enforced_text_are_content(random_lab: Lab) -> None:
     texts = ChoiceFormat(choices=("a<think>no</think>yes",))
-    each = job(1, response_format=texts)
+    # Without the bias the model may begin to reason, which it may do before the format.
+    begin = random_lab.model.tokenizer.token_to_id("a")
+    assert begin is not None
+    each = job(1, response_format=texts, sampling=SamplingParams(logit_bias={begin: 50.0}))
     sink = random_lab.run([each], reasoning="think")
     assert sink.text(each.job_id) == "a<think>no</think>yes"
     spans = [span for part in sink.parts[each.job_id] for span in part.text]
