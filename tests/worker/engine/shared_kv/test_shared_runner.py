@@ -308,7 +308,7 @@ def test_rows_join_and_leave_without_a_copy_of_the_others(is_join) -> None:
     mx.eval(runner.decode(after, mx.zeros(len(after), mx.int32)), runner.state(after))
 
     own = 16 * 500 * TOKEN_NBYTES
-    assert mx.get_peak_memory() - before < own / 3
+    assert mx.get_peak_memory() - before < 0.4 * own  # a copy takes 0.5 at a join
 
 
 @pytest.mark.parametrize("seed", range(3))
