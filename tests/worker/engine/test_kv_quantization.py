@@ -22,6 +22,7 @@ from headwater.worker.errors import StartupError
 from headwater.worker.segment import CacheKind
 from structlog.testing import capture_logs
 
+from tests.device_memory import settled_active_memory
 from tests.exactness.reference import ExactnessReport
 from tests.exactness.test_snapshots import Chats, chat_settings, tokens
 from tests.exactness.workload import sequence
@@ -64,15 +65,13 @@ def test_a_row_computes_what_floats_that_were_rounded_alike_give(family: str, bi
 def stored_nbytes(runner: RowRunner) -> int:
     """Check that a segment is all that is held of its row; return the bytes of its plain layers."""
     row = sequence(PROMPT)
-    mx.clear_cache()
-    before = mx.get_active_memory()
+    before = settled_active_memory()
     runner.attach(row, ())
     runner.prefill([row], [(PROMPT * 5)[:64]])
     segment = runner.extract(row, 0, 64)
     mx.eval(segment.arrays)
     runner.detach(row)
-    mx.synchronize()
-    held = mx.get_active_memory() - before
+    held = settled_active_memory() - before
 
     # The allocator rounds each buffer up, large ones to pages: 64 tokens fill theirs.
     assert segment.nbytes <= held <= segment.nbytes + 256 * len(segment.arrays)

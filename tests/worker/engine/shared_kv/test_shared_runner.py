@@ -14,6 +14,7 @@ from headwater.worker.engine.shared_kv.batch import OwnMask
 from headwater.worker.engine.shared_kv.decode import TAIL_TOKENS
 from headwater.worker.engine.shared_kv.pages import MIN_SLAB_PAGES, PAGE_TOKENS
 
+from tests.device_memory import settled_active_memory
 from tests.exactness.reference import ExactnessReport, assert_logits_close, logits_alone
 from tests.exactness.workload import Workload, random_prompts, sequence
 from tests.tiny_models import TINY_FAMILIES, VOCABULARY_SIZE, tiny_model
@@ -293,7 +294,7 @@ TOKEN_NBYTES = 2 * 2 * 2 * 8 * 4
 @pytest.mark.parametrize("is_join", [True, False])
 def test_rows_join_and_leave_without_a_copy_of_the_others(is_join) -> None:
     """One row more or less beside 16 long ones takes no memory that grows with their length."""
-    runner, rows = grown([500] * 16)
+    runner, rows = grown([1000] * 16)
     other = sequence([0] * 40)
     runner.attach(other, ())
     runner.prefill([other], [[0] * 40])
@@ -301,14 +302,14 @@ def test_rows_join_and_leave_without_a_copy_of_the_others(is_join) -> None:
     if not is_join:
         runner.decode(together, mx.zeros(17, mx.int32))
     mx.eval(runner.state(together))
-    before = mx.get_active_memory()
+    before = settled_active_memory()
     mx.reset_peak_memory()
 
     after = together if is_join else rows
     mx.eval(runner.decode(after, mx.zeros(len(after), mx.int32)), runner.state(after))
 
-    own = 16 * 500 * TOKEN_NBYTES
-    assert mx.get_peak_memory() - before < 0.4 * own  # a copy takes 0.5 at a join
+    own = 16 * 1000 * TOKEN_NBYTES
+    assert mx.get_peak_memory() - before < own / 3  # a copy takes half at a join
 
 
 @pytest.mark.parametrize("seed", range(3))
