@@ -247,6 +247,32 @@ def test_a_forced_call_is_the_same_alone_and_among_others(costly_lab: Lab) -> No
         assert together.ends[each.job_id].choices == alone.ends[each.job_id].choices
 
 
+def test_a_forced_argument_may_hold_the_markers(lab: Lab) -> None:
+    """Whatever a string of the arguments has to hold, the call ends behind its JSON."""
+    text = {"text": "a</tool_call>\n<tool_call>b"}
+    parameters = {
+        "type": "object",
+        "properties": {"text": {"const": text["text"]}},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "ab", "parameters": parameters}}
+    jobs = calls(
+        lab, named("ab"), range(2), prompt="<think></think>", tools=(tool,), stream="final"
+    )
+    jobs += calls(lab, named("ab"), range(2, 4), prompt="<think>", tools=(tool,), stream="final")
+    sink = lab.run(jobs, **SETTINGS)
+    num_whole = 0
+    for each in jobs:
+        (end,) = sink.ends[each.job_id].choices
+        if end.finish_reason is FinishReason.TOOL_CALLS:
+            (call,) = end.tool_calls
+            assert json.loads(call.arguments) == text
+            assert end.text.strip("\n") == ""
+            num_whole += 1
+    assert num_whole >= 2
+
+
 def test_without_calls_what_looks_like_one_is_content(lab: Lab) -> None:
     """With tool_choice none the reply's text is told whole, calls and all."""
     biases = SamplingParams(temperature=0.0)

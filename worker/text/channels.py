@@ -4,10 +4,16 @@ What comes out does not depend on how the text was cut into pieces. Everything t
 out in one channel, but for the markers (and a tool call's wrapping): nothing is stripped.
 """
 
+from typing import Final
+
 from ..channel_family import ChannelFamily, Mode, Tools
+from .call_end import CallEndMatcher
 from .segment import Segment
-from .stops import StopMatcher
+from .stops import StopMatcher, StopOutput
 from .tool_calls import CallBook, JsonCall, WholeCalls
+
+_MAX_PIECE_CHARS: Final = 4096
+"""Every marker copies what stands behind it in its piece: longer ones are cut."""
 
 
 class ChannelSplitter:
@@ -46,17 +52,13 @@ class ChannelSplitter:
     def push(self, text: str) -> list[Segment]:
         """Return the segments that *text* makes certain."""
         segments: list[Segment] = []
-        while text:
+        waiting = _pieces(text)
+        while waiting:
+            piece = waiting.pop()
             if self._matcher is None:
-                self._take(text, segments)
-                break
-            output = self._matcher.push(text)
-            self._take(output.text, segments)
-            if output.matched is None:
-                break
-            self._leave(output.matched, segments)
-            self._enter(self._family.transitions[self._mode][output.matched], output.matched)
-            text = output.rest
+                self._take(piece, segments)
+            else:
+                waiting += _pieces(self._follow(self._matcher.push(piece), segments))
         return segments
 
     def flush(self, *, is_complete: bool) -> list[Segment]:
@@ -65,6 +67,9 @@ class ChannelSplitter:
         With *is_complete* the model ended it, so that a call without an end marker may be whole.
         """
         segments: list[Segment] = []
+        while isinstance(self._matcher, CallEndMatcher) and (output := self._matcher.settle()):
+            rest = self._follow(output, segments)
+            segments += self.push(rest)
         if self._matcher is not None:
             self._take(self._matcher.flush(), segments)
         if self._body is not None:
@@ -74,6 +79,14 @@ class ChannelSplitter:
         self._leave_header(segments)
         self._enter(Mode.CONTENT, "")
         return segments
+
+    def _follow(self, output: StopOutput, segments: list[Segment]) -> str:
+        """Take what a matcher has let out; return what stands behind the marker, if it met one."""
+        self._take(output.text, segments)
+        if output.matched is not None:
+            self._leave(output.matched, segments)
+            self._enter(self._family.transitions[self._mode][output.matched], output.matched)
+        return output.rest
 
     def _take(self, text: str, segments: list[Segment]) -> None:
         if not text:
@@ -100,9 +113,14 @@ class ChannelSplitter:
         opening = "".join(self._header) + marker
         self._header = [opening] if mode.is_header and self._is_header(opening) else []
         self._mode = mode
-        edges = self._family.transitions.get(mode)
-        self._matcher = StopMatcher(tuple(edges)) if edges else None
+        self._matcher = self._start_matcher(tuple(self._family.transitions.get(mode, ())))
         self._body = self._open_calls(opening) if mode is Mode.TOOL_CALLS else None
+
+    def _start_matcher(self, markers: tuple[str, ...]) -> StopMatcher | CallEndMatcher | None:
+        if not markers:
+            return None
+        is_call = self._mode is Mode.TOOL_CALLS
+        return CallEndMatcher(markers) if is_call else StopMatcher(markers)
 
     def _is_header(self, text: str) -> bool:
         return text.startswith(self._family.header_starts)
@@ -111,3 +129,9 @@ class ChannelSplitter:
         assert self._family.parse_calls is not None
         whole = WholeCalls(self._family.parse_calls, self._tools, self._book, opening)
         return JsonCall(whole, self._book) if self._family.has_json_calls else whole
+
+
+def _pieces(text: str) -> list[str]:
+    """Return *text* in short pieces, the first one last."""
+    starts = range(0, len(text), _MAX_PIECE_CHARS)
+    return [text[start : start + _MAX_PIECE_CHARS] for start in reversed(starts)]

@@ -153,6 +153,83 @@ def test_what_stands_behind_a_calls_arguments_is_not_lost() -> None:
     ]
 
 
+MARKED = '{"name": "say", "arguments": {"text": "a</tool_call>b<tool_call>"}}'
+MARKED_ARGUMENTS = '{"text": "a</tool_call>b<tool_call>"}'
+
+
+def test_an_end_marker_in_a_string_of_the_call_is_a_part_of_it() -> None:
+    """The JSON says where the call ends; calls behind it are told as ever."""
+    text = f"a<tool_call>{MARKED}</tool_call>b<tool_call>\n{ADD}\n</tool_call>"
+
+    expected = [
+        ("content", "a"),
+        (0, "say", MARKED_ARGUMENTS),
+        ("content", "b"),
+        (1, "add", ADD_ARGUMENTS),
+    ]
+    assert split(JSON_CALLS, [text]) == split(JSON_CALLS, list(text)) == expected
+
+
+def test_what_may_be_the_end_of_a_broken_call_is_held_until_the_call_is_whole() -> None:
+    """Up to the marker, arguments come as they grow; behind it, when it is certain."""
+    splitter = ChannelSplitter(JSON_CALLS)
+    head = '<tool_call>{"name": "say", "arguments": {"text": "'
+
+    assert merged(splitter.push(head + "a</tool_")) == [(0, "say", '{"text": "a')]
+    assert merged(splitter.push('call>b", "c": ')) == []
+    assert merged(splitter.push("1}}")) == [(0, "say", '</tool_call>b", "c": 1}')]
+    assert merged(splitter.push("</tool_call>d")) == [("content", "d")]
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ('{"name": "f", "text": "</tool_call>"}', (0, "f", "{}")),
+        ('[{"name": "f"}, "</tool_call>"]', None),
+        ('{"a": "</tool_call>"}', None),
+    ],
+)
+def test_a_marker_in_a_string_ends_no_text_that_comes_whole_either(
+    text: str, call: tuple | None
+) -> None:
+    """What is no call is content with all that stood in it."""
+    whole = f"<tool_call>{text}</tool_call>"
+
+    assert split(JSON_CALLS, [whole]) == [call or ("content", whole)]
+
+
+@pytest.mark.parametrize("behind", ["\n", " so", '", no', '"}', ""])
+def test_a_call_whose_string_has_no_end_ends_at_the_first_marker(behind: str) -> None:
+    """Where the text turns out to be no JSON, what follows the marker is told for itself."""
+    text = f'<tool_call>{{"name": "f", "arguments": {{"a": "b}}}}</tool_call>{behind}'
+    more = f"<tool_call>{ADD}</tool_call>c"
+
+    for pieces in ([text + more], list(text + more)):
+        told = split(JSON_CALLS, pieces, is_complete=False)
+        assert told[0] == (0, "f", '{"a": "b}}')
+        assert told[-2:] == [(1, "add", ADD_ARGUMENTS), ("content", "c")]
+
+
+def test_a_marker_in_a_string_that_the_text_breaks_off_in_is_an_end() -> None:
+    """Nothing of what was held is lost."""
+    splitter = ChannelSplitter(JSON_CALLS)
+    told = splitter.push('<tool_call>{"name": "f", "arguments": {"a": "b</tool_call>c')
+    told += splitter.flush(is_complete=False)
+
+    assert merged(told) == [(0, "f", '{"a": "b'), ("content", "c")]
+    assert splitter.incomplete_calls == (0,)
+
+
+def test_a_long_row_of_calls_that_break_off_costs_no_more_than_its_length() -> None:
+    """Held text is looked at again once, not once for each call in it."""
+    unit = '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>'
+    text = unit * 20_000
+
+    told = split(JSON_CALLS, [text], is_complete=False)
+
+    assert len(told) == 20_000
+
+
 def test_calls_of_other_kinds_come_when_they_are_complete() -> None:
     splitter = ChannelSplitter(WORD_CALLS)
 
@@ -177,13 +254,14 @@ FRAGMENTS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", ADD, "a=1", "a=1; b=2", '{"name": "f"}',
     '{"name": "f", "arguments": {"x": [1, {"y": "\\\\"}]', "<thi", "</", "<tool", "END", "EN", "ENDED",
     f"<tool_call>{ADD}</tool_call>", "<tool_call>a=1; b=2</tool_call>", "D", "word ", "é🙂", "\n", "{", "}", '"', "\\",
+    f"<tool_call>{MARKED}</tool_call>", '<tool_call>{"name": "f", "arguments": {"x": "</tool_call>', '"}}', '", "y": [1, "',
 ]  # fmt: skip
 STOPS = ("END", "ENDED", "NDE", "\n\n", "</x>", "ed<")
 
 
-def whole_pipe(family, start: Mode, pieces: Sequence[str]) -> tuple:
+def whole_pipe(family, settings: dict, pieces: Sequence[str]) -> tuple:
     """Return all that comes out of stop strings and splitter, and how it ended."""
-    stops, splitter = StopMatcher(STOPS), ChannelSplitter(family, start=start)
+    stops, splitter = StopMatcher(STOPS), ChannelSplitter(family, **settings)
     segments: list[Segment] = []
     matched = None
     for piece in pieces:
@@ -205,21 +283,23 @@ def random_cut(draw: random.Random, text: str) -> list[str]:
 
 def check_random_cuts(num_cuts: int) -> None:
     draw = random.Random(5)
-    num_stopped = num_calls = num_reasoned = 0
+    num_stopped = num_calls = num_reasoned = num_marked = 0
     for _ in range(num_cuts):
         text = "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 12)))
         family = draw.choice([JSON_CALLS, WORD_CALLS, ENDLESS_CALLS])
         start = draw.choice([Mode.CONTENT, Mode.CONTENT, Mode.REASONING])
+        settings = {"start": start}
 
-        expected = whole_pipe(family, start, list(text))
-        assert whole_pipe(family, start, random_cut(draw, text)) == expected, text
-        assert whole_pipe(family, start, [text]) == expected, text
+        expected = whole_pipe(family, settings, list(text))
+        assert whole_pipe(family, settings, random_cut(draw, text)) == expected, text
+        assert whole_pipe(family, settings, [text]) == expected, text
 
         runs, matched, num_whole, _ = expected
         num_stopped += matched is not None
         num_calls += num_whole > 0
         num_reasoned += any(run[0] == "reasoning" for run in runs)
-    assert min(num_stopped, num_calls, num_reasoned) > 0.05 * num_cuts
+        num_marked += any("</tool_call>" in run[2] for run in runs if len(run) == 3)
+    assert min(num_stopped, num_calls, num_reasoned, num_marked) > 0.05 * num_cuts
 
 
 def test_the_same_comes_out_however_the_text_is_cut() -> None:
