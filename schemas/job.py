@@ -178,7 +178,7 @@ class GenerationJob(RequestModel):
     """Whether the reply has to call one of them. `required`, or a tool by its name, is enforced
     like a response format, for models that write calls as JSON between markers."""
     parallel_tool_calls: bool = True
-    """Whether a reply that has to call tools may hold more than one call."""
+    """Whether a reply may hold more than one call. If not, the end of the first one ends it."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Opaque to us, echoed in the first and the last event."""
     tokenizer_fingerprint: str | None = Field(default=None, max_length=128)
@@ -250,6 +250,11 @@ class GenerationJob(RequestModel):
         return self.parallel_tool_calls and self.tool_choice == "required"
 
     @property
+    def ends_after_call(self) -> bool:
+        """Whether a reply that may call ends with its first call; a forced one ends anyway."""
+        return not self.parallel_tool_calls and self.tool_choice == "auto"
+
+    @property
     def is_enforced(self) -> bool:
         """Whether a grammar decides which tokens the output may hold."""
         return self.response_format is not None or bool(self.forced_tools)
@@ -258,11 +263,7 @@ class GenerationJob(RequestModel):
     def _tool_choice_fits(self) -> Self:
         is_forced = self.tool_choice not in ("none", "auto")
         if not is_forced:
-            if self.tools and not self.parallel_tool_calls:
-                raise ValueError(
-                    'parallel_tool_calls=false can be enforced with tool_choice "required" or a'
-                    " named tool only"
-                )
+            self._check_single_call()
             return self
         if not self.forced_tools:
             named = [tool_name(tool) for tool in self.tools]
@@ -277,6 +278,19 @@ class GenerationJob(RequestModel):
                 " response_format"
             )
         return self
+
+    def _check_single_call(self) -> None:
+        if not (self.ends_after_call and self.tools):
+            return
+        if not self.split_channels:
+            raise ValueError(
+                "parallel_tool_calls=false needs split_channels: calls are not told apart without"
+            )
+        if self.min_tokens:
+            raise ValueError(
+                "parallel_tool_calls=false ends the output with its first call: give no"
+                f" min_tokens ({self.min_tokens}) with it"
+            )
 
     @model_validator(mode="after")
     def _format_decides_on_the_end(self) -> Self:

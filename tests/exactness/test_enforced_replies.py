@@ -273,6 +273,35 @@ def test_a_forced_argument_may_hold_the_markers(lab: Lab) -> None:
     assert num_whole >= 2
 
 
+def test_a_reply_that_may_call_once_ends_with_its_call(lab: Lab) -> None:
+    """Each choice for itself, while the others and other jobs go on; also for a later attempt."""
+    nothing = {"type": "object", "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "ab", "parameters": nothing}}
+    (forced,) = calls(lab, named("ab"), range(1, 2), tools=(tool,), prompt="<think></think>")
+    end = token(lab, "</tool_call>")
+    tokens = lab.run([forced], **SETTINGS).tokens("j1")
+    # Written as one token.
+    tokens = tokens[: tokens.index(end) + 1]
+    sampling = SamplingParams(temperature=1.0, seed=1, n=2, logit_bias={end: 100.0})
+    given = {"tool_choice": "auto", "sampling": sampling, "max_tokens": len(tokens) + 4}
+    single = forced.model_copy(update={"parallel_tool_calls": False, **given})
+    several = forced.model_copy(update={"job_id": "j2", **given})
+    # Choice 0 has all but the end of its call, which is likeliest by far; choice 1 has no call.
+    part = DeltaPart(choice=0, start=0, token_ids=tuple(tokens[:-1]))
+    sink = lab.run([single, several], {"j1": (part,), "j2": (part,)}, **SETTINGS)
+
+    calling, other = sink.ends["j1"].choices
+    assert calling.finish_reason is FinishReason.TOOL_CALLS
+    assert sink.ends["j1"].usage.completion_tokens == len(tokens) + single.max_tokens
+    assert other.finish_reason is FinishReason.LENGTH
+    assert {each.finish_reason for each in sink.ends["j2"].choices} == {FinishReason.LENGTH}
+
+    whole = DeltaPart(choice=0, start=0, token_ids=tuple(tokens))
+    again = lab.run([single], {"j1": (whole,)}, **SETTINGS)
+    assert again.ends["j1"].choices[0] == calling
+    assert not any(part.token_ids for part in again.parts["j1"] if part.choice == 0)
+
+
 def test_without_calls_what_looks_like_one_is_content(lab: Lab) -> None:
     """With tool_choice none the reply's text is told whole, calls and all."""
     biases = SamplingParams(temperature=0.0)

@@ -48,6 +48,21 @@ def test_what_a_choice_forces(fields: dict[str, Any], num_forced: int, in_parall
 
 
 @pytest.mark.parametrize(
+    ("fields", "ends"),
+    [
+        ({"parallel_tool_calls": False}, True),
+        ({"parallel_tool_calls": False, "tools": []}, True),
+        ({"parallel_tool_calls": True}, False),
+        ({"parallel_tool_calls": False, "tool_choice": "none"}, False),
+        ({"parallel_tool_calls": False, "tool_choice": "required"}, False),
+    ],
+)
+def test_whether_the_first_call_ends_a_reply(fields: dict[str, Any], ends: bool) -> None:
+    """Only a reply that may call needs it: a grammar ends those that have to."""
+    assert parse(**fields).ends_after_call is ends
+
+
+@pytest.mark.parametrize(
     ("fields", "problem"),
     [
         ({"tool_choice": "sometimes"}, "tool_choice"),
@@ -60,7 +75,8 @@ def test_what_a_choice_forces(fields: dict[str, Any], num_forced: int, in_parall
         ({"tool_choice": "required", "split_channels": False}, "goes with split_channels"),
         ({"tool_choice": "required", "min_tokens": 2}, "tool_choice decides where"),
         ({"tool_choice": "required", "ignore_eos": True}, "tool_choice decides where"),
-        ({"parallel_tool_calls": False}, "can be enforced with tool_choice"),
+        ({"parallel_tool_calls": False, "split_channels": False}, "needs split_channels"),
+        ({"parallel_tool_calls": False, "min_tokens": 2}, r"give no min_tokens \(2\)"),
         ({"kind": "embedding", "max_tokens": 1, "tool_choice": "required"}, "means nothing"),
     ],
 )

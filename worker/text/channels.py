@@ -24,12 +24,20 @@ class ChannelSplitter:
     """
 
     def __init__(
-        self, family: ChannelFamily, *, start: Mode = Mode.CONTENT, tools: Tools = ()
+        self,
+        family: ChannelFamily,
+        *,
+        start: Mode = Mode.CONTENT,
+        tools: Tools = (),
+        ends_after_call: bool = False,
     ) -> None:
-        """*start* is where the prompt has left the text; *tools* are those on offer."""
+        """*start* is where the prompt has left the text; *tools* are those on offer.
+
+        With *ends_after_call* one call is told at most, and nothing behind it.
+        """
         self._family = family
         self._tools = tools
-        self._book = CallBook()
+        self._book = CallBook(is_single=ends_after_call)
         self._body: WholeCalls | JsonCall | None = None
         self._header: list[str] = []
         self._enter(start, "")
@@ -49,11 +57,16 @@ class ChannelSplitter:
         """Indices of calls that were told in part, or whose arguments are no JSON object."""
         return tuple(self._book.incomplete)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the one call that was asked for has ended: what follows is left out."""
+        return self._book.is_full and self._body is None
+
     def push(self, text: str) -> list[Segment]:
         """Return the segments that *text* makes certain."""
         segments: list[Segment] = []
         waiting = _pieces(text)
-        while waiting:
+        while waiting and not self.is_over:
             piece = waiting.pop()
             if self._matcher is None:
                 self._take(piece, segments)
@@ -70,7 +83,7 @@ class ChannelSplitter:
         while isinstance(self._matcher, CallEndMatcher) and (output := self._matcher.settle()):
             rest = self._follow(output, segments)
             segments += self.push(rest)
-        if self._matcher is not None:
+        if self._matcher is not None and not self.is_over:
             self._take(self._matcher.flush(), segments)
         if self._body is not None:
             # A JSON object tells by itself whether it is complete.

@@ -36,6 +36,8 @@ class SequenceText:
       i >= min_tokens. Before that they are ordinary tokens (a special one has no text);
     - a stop string whose last character comes with token i >= min_tokens. It is cut as a whole,
       also where it began before min_tokens; one that ended before is ordinary text;
+    - for a job that may call one tool only, the end of the first call. What the token holds
+      behind it is cut, a stop string too;
     - max_tokens reached.
 
     With a *family* the text is split into channels behind the stop strings, which see the markers
@@ -144,7 +146,7 @@ class SequenceText:
         was_reasoning = self._is_reasoning
         matched = self._add(self._text_of(token_id), may_match=may_stop)
         self._num_reasoning_tokens += was_reasoning and self._is_reasoning
-        if matched is not None:
+        if matched is not None or self._has_called:
             return self._close(Stop(FinishReason.STOP, matched))
         if self._num_tokens >= self._job.max_tokens:
             return self._end(Stop(FinishReason.LENGTH))
@@ -204,6 +206,8 @@ class SequenceText:
             return None
         output = self._stops.push(text, may_match=may_match)
         self._pass_on(output.text)
+        if self._has_called:
+            return None
         if output.matched is not None and self._job.include_stop_str:
             self._pass_on(output.matched)
         return output.matched
@@ -213,6 +217,11 @@ class SequenceText:
             self._log.add_content(text)
         elif text:
             self._log.add(self._splitter.push(text))
+
+    @property
+    def _has_called(self) -> bool:
+        """Whether the one call that the job allows has ended."""
+        return isinstance(self._splitter, ChannelSplitter) and self._splitter.is_over
 
     @property
     def _is_reasoning(self) -> bool:
@@ -248,7 +257,9 @@ def _splitter(
         family = family.without_calls()
     mode = start_mode(vocabulary, family, job.prompt_token_ids)
     if not job.is_enforced:
-        return ChannelSplitter(family, start=mode, tools=job.tools)
+        return ChannelSplitter(
+            family, start=mode, tools=job.tools, ends_after_call=job.ends_after_call
+        )
     # What keeps to a format is content, whatever words it holds.
     shape = reply_shape(vocabulary, family, job)
     calls = ChannelSplitter(family, tools=job.tools) if job.forced_tools else None

@@ -21,10 +21,17 @@ _STRUCTURE: Final = re.compile(r'["\\{}]')
 class CallBook:
     """Which tool calls of a choice were told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_single: bool = False) -> None:
+        """With *is_single* one call is told at most."""
+        self._is_single = is_single
         self.num_calls = 0
         self.incomplete: list[int] = []
         """Indices of calls that were cut short, or whose arguments are no JSON object."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further call is to be told."""
+        return self._is_single and self.num_calls > 0
 
     def open(self, name: str, call_id: str | None = None) -> CallHead:
         """Return the head of the next call."""
@@ -56,7 +63,9 @@ class WholeCalls:
         if not calls:
             return [Segment(self._opening + text + marker)]
         return [
-            Segment(call.arguments, call=self._book.open(call.name, call.call_id)) for call in calls
+            Segment(call.arguments, call=self._book.open(call.name, call.call_id))
+            for call in calls
+            if not self._book.is_full
         ]
 
     def _parsed(self, text: str) -> list[ParsedCall]:

@@ -230,6 +230,22 @@ def test_a_long_row_of_calls_that_break_off_costs_no_more_than_its_length() -> N
     assert len(told) == 20_000
 
 
+def test_one_call_is_told_where_one_is_allowed_and_nothing_behind_it() -> None:
+    """The end of the call is the end; other calls of the same text are left out, too."""
+    text = f"a<tool_call>{MARKED}</tool_call>b<tool_call>{ADD}</tool_call>"
+    splitter = ChannelSplitter(JSON_CALLS, ends_after_call=True)
+    told = splitter.push(text[: text.index("b<tool_call>{") - 1])
+    assert not splitter.is_over
+    told += splitter.push(text[text.index("b<tool_call>{") - 1 :])
+    assert splitter.is_over
+    told += splitter.push(text) + splitter.flush(is_complete=True)
+    assert merged(told) == [("content", "a"), (0, "say", MARKED_ARGUMENTS)]
+
+    words = "<tool_call>a=1; b=2</tool_call>c"
+    for family, whole in ((WORD_CALLS, words), (ENDLESS_CALLS, words[:19])):
+        assert split(family, list(whole), ends_after_call=True) == [(0, "a", '{"v": "1"}')]
+
+
 def test_calls_of_other_kinds_come_when_they_are_complete() -> None:
     splitter = ChannelSplitter(WORD_CALLS)
 
@@ -288,7 +304,7 @@ def check_random_cuts(num_cuts: int) -> None:
         text = "".join(draw.choices(FRAGMENTS, k=draw.randint(1, 12)))
         family = draw.choice([JSON_CALLS, WORD_CALLS, ENDLESS_CALLS])
         start = draw.choice([Mode.CONTENT, Mode.CONTENT, Mode.REASONING])
-        settings = {"start": start}
+        settings = {"start": start, "ends_after_call": draw.random() < 0.2}
 
         expected = whole_pipe(family, settings, list(text))
         assert whole_pipe(family, settings, random_cut(draw, text)) == expected, text

@@ -21,6 +21,7 @@ OUTPUT = [
 
 WORDS = ["seed", "hm", "Yes", ".", "Yes.", "x", "a=", "b", "hi", "half a ", "what is <think>", "a"]
 WORDS += ["no template", ", ", "so", "oops", "END", "<tool_", CALL, CALL[:-4]]
+WORDS += ["}</tool_call> END more", CALL[:-1]]
 
 
 class Model:
@@ -145,6 +146,78 @@ def test_other_ends_keep_their_reason(model, make_job, pieces, fields, expected)
     text = model.text(make_job(**fields))
 
     assert push_all(text, model.ids(*pieces)) == expected
+
+
+SINGLE = {"parallel_tool_calls": False}
+ONE_CALL = ["a", "<tool_call>", CALL, "</tool_call>"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "fields", "expected"),
+    [
+        (ONE_CALL, {}, Stop(FinishReason.TOOL_CALLS)),
+        # The end of the call comes before what its last token holds behind it.
+        (["a", "<tool_call>", CALL[:-1], "}</tool_call> END more"], {}, None),
+        (["a", "<tool_call>", CALL[:-1], "}</tool_call> END more"], {"stop": ("END",)}, None),
+        (ONE_CALL, {"max_tokens": 4}, Stop(FinishReason.TOOL_CALLS)),
+        (ONE_CALL, {"ignore_eos": True}, Stop(FinishReason.TOOL_CALLS)),
+        (
+            ONE_CALL,
+            {"stop": ("</tool_call>",), "include_stop_str": True},
+            Stop(FinishReason.TOOL_CALLS, "</tool_call>"),
+        ),
+        (
+            ["<think>", "hm", *ONE_CALL],
+            {},
+            Stop(FinishReason.TOOL_CALLS),
+        ),
+    ],
+)
+def test_a_choice_that_may_call_once_ends_with_its_call(
+    model, make_job, pieces, fields, expected
+) -> None:
+    """It is the call's last token that ends it, and nothing behind the call is told."""
+    text = model.text(make_job(**SINGLE, **fields))
+    token_ids = model.ids(*pieces)
+
+    assert push_all(text, token_ids[:-1]) is None
+    assert text.push(token_ids[-1]) == (expected or Stop(FinishReason.TOOL_CALLS))
+    channel = Channel.REASONING if "hm" in pieces else Channel.CONTENT
+    assert told(text.take()) == {channel: "hma" if "hm" in pieces else "a", 0: '{"a": 1}'}
+
+
+def test_a_broken_call_is_the_only_one_of_a_choice_that_may_call_once(model, make_job) -> None:
+    """Its arguments are out: another call would be a second one."""
+    text = model.text(make_job(**SINGLE))
+    stop = push_all(text, model.ids("<tool_call>", CALL[:-4], "</tool_call>", "c"))
+
+    assert stop == Stop(FinishReason.STOP)
+    assert text.incomplete_tool_calls == (0,)
+
+
+def test_what_is_no_call_does_not_end_a_choice_that_may_call_once(model, make_job) -> None:
+    """A text that can't be parsed is content; the call may still come."""
+    text = model.text(make_job(**SINGLE))
+    pieces = ["<tool_call>", "oops", "</tool_call>", "d", "<tool_call>", CALL, "</tool_call>"]
+
+    assert push_all(text, model.ids(*pieces)) == Stop(FinishReason.TOOL_CALLS)
+    assert told(text.take()) == {Channel.CONTENT: "<tool_call>oops</tool_call>d", 0: '{"a": 1}'}
+
+
+@pytest.mark.parametrize("num_published", range(1, len(ONE_CALL) + 1))
+def test_a_later_attempt_starts_no_second_call(model, make_job, num_published) -> None:
+    """Also where the first one had published all of the call, and not its end."""
+    job, token_ids = make_job(**SINGLE), model.ids(*ONE_CALL)
+    first = model.text(job)
+    push_all(first, token_ids[:num_published])
+    part = first.take()
+
+    second = model.resume(job, [part])
+    assert (second.stop is not None) == (num_published == len(ONE_CALL))
+    push_all(second, token_ids[num_published:])
+
+    assert second.stop == Stop(FinishReason.TOOL_CALLS)
+    assert told(part, second.take()) == {Channel.CONTENT: "a", 0: '{"a": 1}'}
 
 
 def test_a_call_that_was_cut_short_is_named_among_the_incomplete_ones(model, make_job) -> None:
