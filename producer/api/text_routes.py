@@ -2,34 +2,21 @@
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from headwater.schemas import Finished, GenerationJob, HeadwaterError, Usage
-from headwater.schemas.logprobs import PositionLogprobs
+from headwater.schemas import GenerationJob
 
 from ..openai_protocol.caller import Caller
 from ..openai_protocol.echo import Echo, echoes, with_echo
-from ..openai_protocol.errors import ApiError, of_any, of_end
-from ..openai_protocol.replies import (
-    ChatFormat,
-    CompletionFormat,
-    Reply,
-    ReplyFormat,
-    total,
-    whole_reply,
-)
+from ..openai_protocol.prompt_stream import PromptStream
+from ..openai_protocol.replies import Reply, whole_reply
+from ..openai_protocol.reply_formats import ChatFormat, CompletionFormat, ReplyFormat
 from ..openai_protocol.requests import ChatRequest, CompletionRequest, jobs_of
-from ..stream_reader import Ended, Output, Restart
 from . import sse
 from .access import CallerOf, ServicesOf
-from .feed import Feed, FeedItem, Stopped
+from .reply_stream import ReplyStream
 from .services import Services
-from .steady_text import SteadyText
 from .waiting import CLIENT_LEFT, results
 
 router = APIRouter()
@@ -75,10 +62,11 @@ async def _answer(
         num_choices,
         tells_prompt=body.prompt_logprobs is not None,
     )
+    echo = _echoes(body, jobs, services)
     if not body.stream:
-        echo = _echoes(body, jobs, services)
         return await _whole(reply, request, services, echo, cancels=body.cancels_on_disconnect)
-    stream = _ReplyStream(services, reply, cancels=body.cancels_on_disconnect)
+    prompts = _prompt_streams(reply, jobs, echo)
+    stream = ReplyStream(services, reply, prompts, cancels=body.cancels_on_disconnect)
     return sse.EventStream(stream.events(), _headers(job_ids), stream.close)
 
 
@@ -110,90 +98,12 @@ async def _whole(
     return JSONResponse(answer, headers=_headers(reply.job_ids))
 
 
-@dataclass(slots=True)
-class _ReplyStream:
-    """One streamed reply: its events, and what happens when it ends or its client leaves."""
-
-    services: Services
-    reply: Reply
-    cancels: bool
-    _feed: Feed | None = None
-    _is_over: bool = False
-    _usages: list[Usage] = field(default_factory=list)
-    _texts: defaultdict[int, SteadyText] = field(default_factory=lambda: defaultdict(SteadyText))
-    _num_told: dict[int, int] = field(default_factory=dict)
-    """By choice: tokens whose logprobs have been sent."""
-    _entry: list[dict[str, Any]] = field(default_factory=list)
-    """Chunks of the entry that is being read: the last of them will carry its id."""
-
-    async def events(self) -> AsyncIterator[bytes]:
-        """Yield the reply's events; an error after the first one is an event, too."""
-        self._feed = self.services.open_feed(self.reply.job_ids)
-        try:
-            while len(self._usages) < len(self.reply.job_ids):
-                found = await self._feed.next(self.services.settings.keepalive_s)
-                for event in (sse.KEEP_ALIVE,) if found is None else self._take(found):
-                    yield event
-            yield sse.DONE
-        except Stopped:
-            yield sse.event(ApiError(503, "the server stops", code="server_stopping").body())
-        except HeadwaterError as error:
-            yield sse.event(of_any(error).body())
-        self._is_over = True
-
-    def close(self) -> None:
-        """Let go of the jobs, and cancel them where the client left before their end."""
-        if self._feed is None:
-            # The client was gone before the first event.
-            self._is_over = False
-        else:
-            self.services.close_feed(self._feed)
-        if self.cancels and not self._is_over and not self.services.is_stopping:
-            self.services.cancel_later(self.reply.job_ids)
-
-    def _take(self, found: FeedItem) -> list[bytes]:
-        job, item = found
-        if isinstance(item, Restart):
-            self._texts[job].restart()
-        elif isinstance(item, Output):
-            return self._output(job, item)
-        elif isinstance(item, Ended):
-            return self._end(job, item)
-        return []
-
-    def _output(self, job: int, output: Output) -> list[bytes]:
-        taken = (self._texts[job].take(output.choice, span) for span in output.text)
-        spans = [span for span in taken if span is not None]
-        index = self.reply.index(job, output.choice)
-        positions = self._untold(index, output)
-        if spans or positions:
-            self._entry.append(self.reply.chunk(index, spans, None, positions))
-        return self._flush(output) if output.is_last else []
-
-    def _untold(self, index: int, output: Output) -> tuple[PositionLogprobs, ...]:
-        # A job that starts over tells its tokens again.
-        num_told = self._num_told.get(index, 0)
-        positions = (output.logprobs or ())[max(0, num_told - output.start) :]
-        self._num_told[index] = num_told + len(positions)
-        return positions
-
-    def _end(self, job: int, ended: Ended) -> list[bytes]:
-        if not isinstance(ended.event, Finished):
-            raise of_end(ended.event)
-        self._texts[job].finish()
-        self._usages.append(ended.event.usage)
-        for choice in ended.event.choices:
-            index = self.reply.index(job, choice.choice)
-            self._entry.append(self.reply.chunk(index, (), choice.finish_reason))
-        if self.reply.include_usage and len(self._usages) == len(self.reply.job_ids):
-            self._entry.append(self.reply.usage_chunk(total(self._usages)))
-        return self._flush(ended)
-
-    def _flush(self, item: Output | Ended) -> list[bytes]:
-        # Ids of several jobs would be of no use to anybody.
-        entry_id = item.id if len(self.reply.job_ids) == 1 else None
-        if not self._entry:
-            return []
-        *first, last = self._entry
-        self._entry = []
-        return [*map(sse.event, first), sse.event(last, entry_id=entry_id)]
+def _prompt_streams(
+    reply: Reply, jobs: list[GenerationJob], echo: list[Echo] | None
+) -> dict[int, PromptStream]:
+    if echo is None and not reply.tells_prompt:
+        return {}
+    return {
+        number: PromptStream(job, echo[number] if echo else None, tells_prompt=reply.tells_prompt)
+        for number, job in enumerate(jobs)
+    }

@@ -15,6 +15,12 @@ class Echo(NamedTuple):
     first: str
     """The text of its first token, which has no logprob."""
 
+    @property
+    def first_length(self) -> int:
+        """Characters of *text* that are the first token's."""
+        # A token that the tokenizer put first is no part of the text.
+        return len(self.first) if self.text.startswith(self.first) else 0
+
 
 def echoes(prompt: Any, jobs: list[GenerationJob], tokenizer: Tokenizer) -> list[Echo]:
     """Return what is echoed for each job: the *prompt* as it came, token ids as their text."""
@@ -40,18 +46,21 @@ def with_echo(
     own = choice["logprobs"]
     if own is None:
         return {**choice, "text": text}
-    # A token that the tokenizer put first is no part of the text.
-    offset = len(echo.first) if echo.text.startswith(echo.first) else 0
-    told = completion_logprobs(prompt or (), offset)
-    first: dict[str, list[Any]] = {
-        "tokens": [echo.first],
-        "token_logprobs": [None],
-        "top_logprobs": [None],
-        "text_offset": [0],
-    }
+    told = completion_logprobs(prompt or (), echo.first_length)
+    first = first_logprobs(echo)
     shifted: dict[str, list[Any]] = {
         **own,
         "text_offset": [len(echo.text) + each for each in own["text_offset"]],
     }
     logprobs = {name: [*first[name], *told[name], *shifted[name]] for name in first}
     return {**choice, "text": text, "logprobs": logprobs}
+
+
+def first_logprobs(echo: Echo) -> dict[str, list[Any]]:
+    """Return the `logprobs` of the prompt's first token, which has none."""
+    return {
+        "tokens": [echo.first],
+        "token_logprobs": [None],
+        "top_logprobs": [None],
+        "text_offset": [0],
+    }

@@ -2,125 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from headwater.schemas import Channel, Finished, TextSpan, ToolCall, Usage
+from headwater.schemas import Finished, TextSpan, Usage
 from headwater.schemas.logprobs import PositionLogprobs
 
 from ..result import ChoiceResult, GenerationResult
 from .errors import of_end
-from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
-
-
-class ReplyFormat(Protocol):
-    """How one route says what a choice holds."""
-
-    object: str
-    chunk_object: str
-    id_prefix: str
-    has_prompt_in_choices: bool
-    """Where a prompt's logprobs stand: a request of many prompts has one for each choice."""
-
-    def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
-        """Return the fields of a chunk's choice that hold new text."""
-        ...
-
-    def whole(self, choice: ChoiceResult, call_prefix: str) -> dict[str, Any]:
-        """Return the fields of a choice that hold its output."""
-        ...
-
-    def first(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """Return *delta* with what a choice's first chunk says besides."""
-        ...
-
-    def logprobs(self, positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
-        """Return what it says of tokens whose text begins at *offset*."""
-        ...
-
-
-class ChatFormat:
-    """/v1/chat/completions. A call's id is the model's own, or made of *call_prefix*."""
-
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-    id_prefix = "chatcmpl-"
-    has_prompt_in_choices = False
-
-    def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
-        """Return the delta: content, reasoning_content, tool_calls."""
-        delta: dict[str, Any] = {}
-        for span in spans:
-            if span.channel is Channel.TOOL_CALL:
-                delta.setdefault("tool_calls", []).append(_call_delta(span, call_prefix))
-            else:
-                name = _CHANNEL_FIELDS[span.channel]
-                delta[name] = delta.get(name, "") + span.text
-        return {"delta": delta}
-
-    def whole(self, choice: ChoiceResult, call_prefix: str) -> dict[str, Any]:
-        """Return the message."""
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        if choice.reasoning:
-            message["reasoning_content"] = choice.reasoning
-        if choice.tool_calls:
-            message["content"] = choice.text or None
-            message["tool_calls"] = [_call(call, call_prefix) for call in choice.tool_calls]
-        return {"message": message}
-
-    def first(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """Return *delta* with the role."""
-        return {"delta": {"role": "assistant", "content": "", **delta["delta"]}}
-
-    def logprobs(self, positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
-        """Return the tokens with their bytes; *offset* is of no use here."""
-        del offset
-        return chat_logprobs(positions)
-
-
-class CompletionFormat:
-    """/v1/completions: plain text, in which nothing is told apart."""
-
-    object = "text_completion"
-    chunk_object = "text_completion"
-    id_prefix = "cmpl-"
-    has_prompt_in_choices = True
-
-    def delta(self, spans: Sequence[TextSpan], call_prefix: str) -> dict[str, Any]:
-        """Return the text."""
-        del call_prefix
-        return {"text": "".join(span.text for span in spans)}
-
-    def whole(self, choice: ChoiceResult, call_prefix: str) -> dict[str, Any]:
-        """Return the text."""
-        del call_prefix
-        return {"text": choice.text}
-
-    def first(self, delta: dict[str, Any]) -> dict[str, Any]:
-        """Return *delta* as it is."""
-        return delta
-
-    def logprobs(self, positions: Sequence[PositionLogprobs], offset: int) -> dict[str, Any]:
-        """Return the tokens with their places in the text."""
-        return completion_logprobs(positions, offset)
-
-
-_CHANNEL_FIELDS = {Channel.CONTENT: "content", Channel.REASONING: "reasoning_content"}
-
-
-def _call_delta(span: TextSpan, call_prefix: str) -> dict[str, Any]:
-    function = {"arguments": span.text}
-    if span.name is None:
-        return {"index": span.index, "function": function}
-    head = {"id": span.call_id or f"{call_prefix}_{span.index}", "type": "function"}
-    return {"index": span.index, **head, "function": {"name": span.name, **function}}
-
-
-def _call(call: ToolCall, call_prefix: str) -> dict[str, Any]:
-    return {
-        "id": call.call_id or f"{call_prefix}_{call.index}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+from .logprobs import prompt_logprobs
+from .prompt_stream import PromptPiece
+from .reply_formats import ReplyFormat
 
 
 @dataclass(slots=True)
@@ -175,12 +66,43 @@ class Reply:
         positions: Sequence[PositionLogprobs] | None = None,
     ) -> dict[str, Any]:
         """Return a chunk with new text of choice *index*, or with its finish reason *end*."""
+        choice = self._delta(index, spans, self._logprobs(index, positions), end)
+        return self._chunk(choice)
+
+    def prompt_chunks(self, job: int, piece: PromptPiece) -> list[dict[str, Any]]:
+        """Return the chunks that tell *piece* of a job's prompt, one for each that holds it."""
+        choices = range(self.num_choices if self.format.has_prompt_in_choices else 1)
+        return [self._prompt_chunk(self.index(job, choice), piece) for choice in choices]
+
+    def begin_at(self, job: int, offset: int) -> None:
+        """Let the text of a job's choices begin at *offset*: behind their prompt."""
+        for choice in range(self.num_choices):
+            self._offsets[self.index(job, choice)] = offset
+
+    def _prompt_chunk(self, index: int, piece: PromptPiece) -> dict[str, Any]:
+        spans = (TextSpan(text_start=0, text=piece.text),) if piece.text else ()
+        choice = self._delta(index, spans, piece.logprobs, None)
+        if piece.prompt_logprobs is None:
+            return self._chunk(choice)
+        told = {"prompt_logprobs": piece.prompt_logprobs}
+        if self.format.has_prompt_in_choices:
+            return self._chunk({**choice, **told})
+        return {**self._chunk(choice), **told}
+
+    def _delta(
+        self,
+        index: int,
+        spans: Sequence[TextSpan],
+        logprobs: dict[str, Any] | None,
+        end: str | None,
+    ) -> dict[str, Any]:
         delta = self.format.delta(spans, self._call_prefix(index))
         if index not in self._started:
             self._started.add(index)
             delta = self.format.first(delta)
-        logprobs = self._logprobs(index, positions)
-        choice = {"index": index, **delta, "logprobs": logprobs, "finish_reason": end}
+        return {"index": index, **delta, "logprobs": logprobs, "finish_reason": end}
+
+    def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         # With usage asked for, OpenAI's chunks hold a null until the last one.
         usage = {"usage": None} if self.include_usage else {}
         return {**self._head(self.format.chunk_object), "choices": [choice], **usage}

@@ -36,7 +36,7 @@ class TextRequest(BaseModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     prompt_logprobs: Any = None
-    """vLLM's: GenerationJob checks it. Not streamed; a job's own events are."""
+    """vLLM's: GenerationJob checks it. A stream tells it in pieces, which together are the list."""
     cancel_on_disconnect: bool | None = None
     """Whether the job is cancelled when the client goes away; by default where it streams."""
 
@@ -141,7 +141,6 @@ def jobs_of(
 
     Raises ApiError, and ProducerError's kinds.
     """
-    _check_stream(request)
     # A worker may have changed the model behind the alias, and with it the tokenizer.
     card = models.card(request.model, refresh=True)
     tokenizer = models.tokenizer(request.model)
@@ -165,19 +164,6 @@ def jobs_of(
         own = {"max_tokens": request.max_tokens(room), **fields}
         jobs.append(_parse(request.model, prompt, own))
     return jobs
-
-
-def _check_stream(request: CompletionRequest | ChatRequest) -> None:
-    asked = {"prompt_logprobs": request.prompt_logprobs is not None}
-    asked["echo"] = isinstance(request, CompletionRequest) and request.echo
-    for name, is_asked in asked.items():
-        if request.stream and is_asked:
-            raise ApiError(
-                400,
-                f"{name} and stream don't go together: leave out either",
-                code="unsupported_parameter",
-                param=name,
-            )
 
 
 def choose_priority(caller: Caller, wanted: Any) -> Priority:

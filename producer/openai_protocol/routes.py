@@ -11,7 +11,8 @@ from ..result import GenerationResult
 from .caller import Caller
 from .embeddings import EmbeddingRequest, Encoding, embedding_jobs, embedding_reply
 from .errors import ApiError
-from .replies import ChatFormat, CompletionFormat, Reply, whole_reply
+from .replies import Reply, whole_reply
+from .reply_formats import ChatFormat, CompletionFormat
 from .requests import ChatRequest, CompletionRequest, Models, jobs_of
 
 CHAT: Final = "/v1/chat/completions"

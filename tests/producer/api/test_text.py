@@ -2,15 +2,17 @@
 
 import json
 from collections import defaultdict
+from itertools import chain
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 from headwater.producer.client import Producer
 from headwater.schemas import keys
 from openai import OpenAI
 
-from .conftest import ALIAS
+from .conftest import ALIAS, parse_events
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Hello"}]
 CHAT: dict[str, Any] = {
@@ -359,9 +361,96 @@ def test_prompt_logprobs_come_as_vllm_gives_them(client: OpenAI) -> None:
     assert [len(position) for position in told[1:]] == [1] * (len(told) - 1)
 
 
-@pytest.mark.parametrize("field", ["echo", "prompt_logprobs"])
-def test_what_is_not_streamed_is_refused_by_name(client: OpenAI, field: str) -> None:
-    """The refusal names the field."""
-    with pytest.raises(openai.BadRequestError, match="stream") as caught:
-        client.completions.create(**{**TEXT, "extra_body": {field: 1}}, stream=True)
-    assert caught.value.param == field
+def rounded(value: Any) -> Any:
+    """Return *value* with its numbers rounded: other batches add up in another order."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 3) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"logprobs": 2},
+        {"logprobs": 0, "n": 2, "temperature": 1, "seed": 3},
+        {"prompt": ["Once", "u"], "logprobs": 1},
+        {"extra_body": {"ignore_eos": True, "prompt_logprobs": 1}, "logprobs": 1, "n": 2},
+    ],
+)
+def test_a_streamed_echo_is_the_whole_one_in_pieces(client: OpenAI, fields: dict[str, Any]) -> None:
+    """Text, logprobs with their places, vLLM's field and usage: all of it, in the same order."""
+    asked = {**TEXT, **fields, "echo": True}
+    whole = client.completions.create(**asked)
+    *chunks, last = client.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+
+    lists = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    for expected in whole.choices:
+        choices = [c for chunk in chunks for c in chunk.choices if c.index == expected.index]
+        assert "".join(choice.text for choice in choices) == expected.text
+        told = [choice.logprobs for choice in choices if choice.logprobs is not None]
+        assert bool(told) == (expected.logprobs is not None) == ("logprobs" in fields)
+        for name in lists if told else ():
+            joined = [value for each in told for value in getattr(each, name)]
+            assert rounded(joined) == rounded(getattr(expected.logprobs, name))
+        vllms = [choice.model_extra.get("prompt_logprobs", ()) for choice in choices]
+        told_vllms = rounded(list(chain(*vllms)))
+        assert told_vllms == rounded(expected.model_extra.get("prompt_logprobs", []))
+    prompt = fields.get("prompt", TEXT["prompt"])
+    assert chunks[0].choices[0].text == (prompt if not told else prompt[0][0])
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_a_streamed_chat_tells_its_prompts_logprobs_before_its_text(client: OpenAI) -> None:
+    """In pieces that together are the list of the whole reply."""
+    asked = {**CHAT, "extra_body": {"ignore_eos": True, "prompt_logprobs": 1}}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True))
+
+    pieces = [chunk.model_extra.get("prompt_logprobs") for chunk in chunks]
+    told = [piece for piece in pieces if piece is not None]
+    assert rounded(list(chain(*told))) == rounded(whole.model_extra["prompt_logprobs"])
+    assert None not in pieces[: len(told)]
+    roles = [chunk.choices[0].delta.role for chunk in chunks]
+    assert roles == ["assistant", *[None] * (len(chunks) - 1)]
+    texts = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(texts) == whole.choices[0].message.content
+
+
+def test_an_echo_can_be_read_on_where_it_was_cut_off(client: OpenAI, http: httpx2.Client) -> None:
+    """An event's id is an entry of which all before it is told: echo, then the text."""
+    body = {key: value for key, value in TEXT.items() if key != "extra_body"}
+    body |= {"ignore_eos": True, "echo": True, "logprobs": 0, "stream": True}
+    with http.stream("POST", "/v1/completions", json=body) as response:
+        job_id = response.headers["X-Headwater-Job"]
+        events = [event for event in parse_events(response.iter_lines()) if event.data != "[DONE]"]
+
+    assert events[0].id is None
+    texts = [json.loads(event.data)["choices"][0]["text"] for event in events]
+    whole = client.completions.create(**TEXT, echo=True).choices[0].text
+    assert "".join(texts) == whole
+    known = [number for number, event in enumerate(events) if event.id is not None]
+    assert len(known) > 2
+    for last in known[:-1:4]:
+        headers = {"Last-Event-ID": str(events[last].id)}
+        with http.stream("GET", f"/v1/jobs/{job_id}/events", headers=headers) as response:
+            rest = [json.loads(event.data) for event in parse_events(response.iter_lines())]
+        parts = [part for each in rest for part in each.get("parts", ())]
+        spans = [span["text"] for part in parts for span in part.get("text", ())]
+        assert "".join(texts[: last + 1] + spans) == whole
+
+
+def test_one_call_at_most_is_asked_for_as_openais_clients_do(client: OpenAI) -> None:
+    """The field is taken with tool_choice auto; what it can't go with is named."""
+    asked = {"model": ALIAS, "messages": MESSAGES, "max_tokens": 5, "tools": TOOLS}
+    asked |= {"tool_choice": "auto", "parallel_tool_calls": False}
+    reply = client.chat.completions.create(**asked)
+
+    assert reply.choices[0].finish_reason in ("length", "stop")
+    with pytest.raises(openai.UnprocessableEntityError, match="parallel_tool_calls=false ends"):
+        client.chat.completions.create(**asked, extra_body={"min_tokens": 2})

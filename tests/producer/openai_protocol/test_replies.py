@@ -1,6 +1,7 @@
 """OpenAI's replies: where each channel's text stands in them."""
 
-from headwater.producer.openai_protocol.replies import ChatFormat, Reply
+from headwater.producer.openai_protocol.replies import Reply
+from headwater.producer.openai_protocol.reply_formats import ChatFormat
 from headwater.producer.result import ChoiceResult
 from headwater.schemas import Channel, FinishReason, TextSpan, ToolCall
 
