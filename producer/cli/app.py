@@ -17,11 +17,14 @@ from headwater.schemas.errors import HeadwaterError
 _NOT_COMMANDS = (
     "__main__",
     "app",
+    "bulk_options",
     "demo_run",
     "following",
+    "option_groups",
     "options",
     "submit_job",
     "submit_options",
+    "worker_options",
 )
 
 _EXTRAS = {

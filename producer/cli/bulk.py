@@ -2,10 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from . import bulk_options as options_of
+from .option_groups import GroupedCommand
 from .options import JsonOption, print_json
 
 if TYPE_CHECKING:  # the help must not pay for importing redis
@@ -17,80 +19,34 @@ _HAS_ERRORS = 3
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater bulk rows.jsonl results.jsonl --model demo")(bulk)
+    example = "Example: headwater bulk rows.jsonl results.jsonl --model demo"
+    app.command(cls=GroupedCommand, epilog=example)(bulk)
 
 
 def bulk(
-    source: Annotated[
-        str, typer.Argument(metavar="INPUT", help="Rows, .jsonl or .jsonl.gz; - reads stdin.")
-    ],
-    output: Annotated[
-        Path | None, typer.Argument(metavar="OUTPUT", help="Where results go, a row a line.")
-    ] = None,
-    model: Annotated[
-        str,
-        typer.Option(help="Without --redis: directory, hub name, or demo. With it: the alias."),
-    ] = "demo",
-    redis: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            envvar="HEADWATER_REDIS",
-            help="Use the workers there; default: a server and workers of its own.",
-        ),
-    ] = None,
-    errors: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Rows that failed; default: OUTPUT.errors.jsonl."),
-    ] = None,
-    ordered: Annotated[
-        bool, typer.Option("--ordered", help="Write results in the rows' order.")
-    ] = False,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="New tokens, for rows that don't say.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="For rows that don't say; 0 is greedy.")
-    ] = None,
-    top_p: Annotated[float | None, typer.Option(help="For rows that don't say.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Rows without one get this plus their line number.")
-    ] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="For rows that don't say; may be given again.")
-    ] = None,
-    override_model: Annotated[
-        bool, typer.Option("--override-model", help="Ignore which model the rows name.")
-    ] = False,
-    priority: Annotated[
-        str, typer.Option(help="high, normal or low, for rows that don't say.")
-    ] = "low",
-    namespace: Annotated[str, typer.Option(help="Isolates queue and prefix cache.")] = "default",
-    workers: Annotated[
-        int, typer.Option(min=1, max=64, help="Own workers, one a device; without --redis.")
-    ] = 1,
-    max_batch: Annotated[
-        int | None, typer.Option(min=1, help="Rows at once in an own worker (32).")
-    ] = None,
-    window: Annotated[
-        int, typer.Option(min=1, help="Rows that are grouped by their common prefixes.")
-    ] = 1024,
-    outstanding: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Jobs submitted and not done, at most.")
-    ] = 256,
-    max_queue_depth: Annotated[
-        int | None, typer.Option(min=1, help="Wait while the queue holds so many jobs.")
-    ] = None,
-    tokenizer_processes: Annotated[
-        int, typer.Option(min=0, help="Processes that tokenize large inputs; 0 chooses.")
-    ] = 0,
-    max_row_mb: Annotated[int, typer.Option(min=1, help="Size limit of a row.")] = 16,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and count the rows; generate nothing.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Begin anew, whatever an earlier run left.")
-    ] = False,
+    source: options_of.Input,
+    output: options_of.Output = None,
+    model: options_of.Model = "demo",
+    redis: options_of.RedisUrl = None,
+    workers: options_of.Workers = 1,
+    max_batch: options_of.MaxBatch = None,
+    namespace: options_of.Namespace = "default",
+    max_tokens: options_of.MaxTokens = None,
+    temperature: options_of.Temperature = None,
+    top_p: options_of.TopP = None,
+    seed: options_of.Seed = None,
+    stop: options_of.Stop = None,
+    priority: options_of.Priority = "low",
+    override_model: options_of.OverrideModel = False,
+    errors: options_of.Errors = None,
+    ordered: options_of.Ordered = False,
+    dry_run: options_of.DryRun = False,
+    force: options_of.Force = False,
+    window: options_of.Window = 1024,
+    outstanding: options_of.Outstanding = 256,
+    max_queue_depth: options_of.MaxQueueDepth = None,
+    tokenizer_processes: options_of.TokenizerProcesses = 0,
+    max_row_mb: options_of.MaxRowMb = 16,
     json: JsonOption = False,
 ) -> None:
     """Run every row of INPUT; the results go to OUTPUT, failures to a file next to it.

@@ -5,18 +5,18 @@ from typing import Annotated
 import typer
 
 from . import submit_options as options_of
+from .option_groups import GroupedCommand
 from .options import JsonOption, RedisOption, print_json
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(
-        epilog='Example: headwater submit --model demo --prompt "Once upon a time" --follow'
-    )(submit)
+    example = 'Example: headwater submit --model demo --prompt "Once upon a time" --follow'
+    app.command(cls=GroupedCommand, epilog=example)(submit)
 
 
 def submit(
-    model: Annotated[str, typer.Option(help="The alias that a worker serves.")],
+    model: options_of.Model,
     prompt: options_of.Prompt = None,
     messages: options_of.Messages = None,
     tokens: options_of.Tokens = None,

@@ -5,82 +5,40 @@ import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import NoReturn
 
 import typer
 from headwater.schemas.errors import HeadwaterError
 
+from . import worker_options as options_of
+from .option_groups import GroupedCommand
 from .options import RedisOption
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater worker --model demo --redis redis://localhost:6379/0")(
-        worker
-    )
-
-
-def _flag(name: str, text: str) -> Any:
-    return typer.Option(name, help=text, show_default=False)
+    example = "Example: headwater worker --model demo --redis redis://localhost:6379/0"
+    app.command(cls=GroupedCommand, epilog=example)(worker)
 
 
 def worker(
-    model: Annotated[
-        str, typer.Option(envvar="HEADWATER_MODEL", help="Directory, hub name, or demo.")
-    ] = "demo",
+    model: options_of.Model = "demo",
+    alias: options_of.Alias = None,
+    adapters: options_of.Adapters = None,
+    reasoning: options_of.Reasoning = None,
+    tool_parser: options_of.ToolParser = None,
+    max_batch: options_of.MaxBatch = None,
+    target_itl_ms: options_of.TargetItlMs = None,
+    prefill_chunk: options_of.PrefillChunk = None,
+    kv_budget_mb: options_of.KvBudgetMb = None,
+    kv_bits: options_of.KvBits = None,
+    cache_dir: options_of.CacheDir = None,
+    cpu_threads: options_of.CpuThreads = None,
+    lease_s: options_of.LeaseS = None,
+    drain_s: options_of.DrainS = None,
+    metrics_port: options_of.MetricsPort = None,
+    log_level: options_of.LogLevel = None,
     redis: RedisOption = None,
-    alias: Annotated[
-        str | None,
-        typer.Option(
-            "--alias",
-            envvar="HEADWATER_ALIAS",
-            help="The name that jobs ask for; default: the model's own name.",
-        ),
-    ] = None,
-    adapters: Annotated[
-        list[str] | None,
-        _flag("--adapter", "A LoRA adapter, ALIAS=DIRECTORY; may be given again."),
-    ] = None,
-    max_batch: Annotated[int | None, _flag("--max-batch", "Sequences at once (32).")] = None,
-    target_itl_ms: Annotated[
-        float | None,
-        _flag("--target-itl-ms", "A running sequence waits at most about this long (400)."),
-    ] = None,
-    prefill_chunk: Annotated[
-        int | None, _flag("--prefill-chunk", "Fixed prefill chunk in tokens; default: adaptive.")
-    ] = None,
-    kv_budget_mb: Annotated[
-        int | None, _flag("--kv-budget-mb", "Running KV and prefix cache together, in MiB.")
-    ] = None,
-    kv_bits: Annotated[
-        int | None,
-        _flag("--kv-bits", "8 or 4 bits a stored key or value, rows one at a time; default: off."),
-    ] = None,
-    cache_dir: Annotated[
-        Path | None,
-        _flag("--cache-dir", "Directory of prefixes that survive restarts; default: none."),
-    ] = None,
-    cpu_threads: Annotated[
-        int | None, _flag("--cpu-threads", "Threads of the BLAS on a CPU; default: all cores.")
-    ] = None,
-    reasoning: Annotated[
-        str | None, _flag("--reasoning", "Markers of the reasoning; default: the model's own.")
-    ] = None,
-    tool_parser: Annotated[
-        str | None, _flag("--tool-parser", "Form of the tool calls; default: the model's own.")
-    ] = None,
-    lease_s: Annotated[
-        float | None, _flag("--lease-s", "Seconds of silence after which jobs are lost (15).")
-    ] = None,
-    drain_s: Annotated[
-        float | None, _flag("--drain-s", "Seconds that SIGTERM waits for running jobs (30).")
-    ] = None,
-    metrics_port: Annotated[
-        int | None, _flag("--metrics-port", "Port of /metrics, /healthz, /readyz; default: off.")
-    ] = None,
-    log_level: Annotated[
-        str | None, _flag("--log-level", "debug, info (default), warning or error.")
-    ] = None,
 ) -> None:
     """Load a model and run its jobs until SIGTERM or Ctrl-C; a second one hands jobs back at once.
 

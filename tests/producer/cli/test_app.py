@@ -5,8 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
 from headwater.producer.cli import app
 from headwater.schemas import HeadwaterError
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
 
@@ -39,6 +41,22 @@ def test_a_commands_help_has_an_example_and_imports_nothing_slow(name: str) -> N
     assert "headwater " + name in result.stdout
     assert "Example" in result.stdout
     assert result.stdout.endswith("loaded []\n")
+
+
+@pytest.mark.parametrize("name", ["bulk", "submit", "worker"])
+def test_a_long_help_lists_every_option_in_one_group(name: str) -> None:
+    """Only what all commands have stands in a group without a topic, at the end."""
+    shown = CliRunner().invoke(app.build([name]), [name, "--help"]).stdout
+    titles = re.findall(r"^(\S.*):$", shown, re.MULTILINE)
+    assert len(titles) >= 4
+    assert titles[-1] == "Options"
+    (last,) = re.findall(r"^Options:\n(.*?)\n\n", shown, re.MULTILINE | re.DOTALL)
+    assert len(re.findall(r"^  --", last, re.MULTILINE)) <= 4
+
+    command = typer.main.get_command(app.build([name])).commands[name]
+    flags = [opt for param in command.params for opt in param.opts if opt.startswith("--")]
+    listed = re.findall(r"^  (--\S+)", shown, re.MULTILINE)
+    assert sorted(listed) == sorted([*flags, "--help"])
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
