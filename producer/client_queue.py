@@ -69,6 +69,17 @@ def queue_keys(name: str) -> QueueKeys:
     )
 
 
+QUEUES_KEY: str = Queue.redis_queues_keys
+"""RQ's set of the keys of all queues with work, others' too."""
+
+
+def models_of(listed: Iterable[bytes]) -> set[str]:
+    """Return the aliases whose queues may be among the keys *listed* in RQ's set."""
+    prefix = Queue.redis_queue_namespace_prefix
+    names = (key.decode("utf-8", "replace").removeprefix(prefix).split(".") for key in listed)
+    return {parts[0] for parts in names if len(parts) == 3 and parts[1] in keys.PRIORITIES}
+
+
 def parse_rq_job(reply: Sequence[Any]) -> RQJob | None:
     """Return RQ's view of a job from its hash's RQ_FIELDS; None when RQ knows no such job."""
     status, origin = ((value or b"").decode("utf-8", "replace") for value in reply)

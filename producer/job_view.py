@@ -64,27 +64,25 @@ def read_jobs(redis: Redis, job_ids: Sequence[str]) -> list[JobView | None]:
 
 def recent_job_ids(redis: Redis, queue_names: Sequence[str], limit: int) -> list[str]:
     """Return the ids of jobs that run, then of those that ended last, at most *limit*."""
-    running: list[str] = []
+    pipeline: Any = redis.pipeline(transaction=False)
     for name in queue_names:
-        started: Any = redis.zrevrange(queue_keys(name).started, 0, limit - 1)
-        # Members are <job id>:<execution id>.
-        running += [member.decode().partition(":")[0] for member in started]
+        pipeline.zrevrange(queue_keys(name).started, 0, limit - 1)
+    # Members are <job id>:<execution id>.
+    running = [
+        member.decode().partition(":")[0] for started in pipeline.execute() for member in started
+    ]
     ended = ended_job_ids(redis, queue_names, limit)
     return list(dict.fromkeys(running + ended))[:limit]
 
 
 def ended_job_ids(redis: Redis, queue_names: Iterable[str], limit: int) -> list[str]:
     """Return the ids of the jobs that ended last, the newest first, at most *limit*."""
-    ended: list[tuple[float, str]] = []
-    for name in queue_names:
-        names = queue_keys(name)
-        pipeline: Any = redis.pipeline(transaction=False)
+    pipeline: Any = redis.pipeline(transaction=False)
+    for names in map(queue_keys, queue_names):
         for registry in (names.finished, names.failed, names.canceled):
             # Scores are expiry times, all after the same retention.
             pipeline.zrevrange(registry, 0, limit - 1, withscores=True)
-        ended += [
-            (score, member.decode()) for found in pipeline.execute() for member, score in found
-        ]
+    ended = [(score, member.decode()) for found in pipeline.execute() for member, score in found]
     return [job_id for _, job_id in sorted(ended, reverse=True)][:limit]
 
 

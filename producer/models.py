@@ -31,12 +31,7 @@ class ModelDirectory:
 
     def aliases(self) -> list[str]:
         """Return the aliases that have a card, sorted."""
-        prefix = keys.model_card_key("")
-        pattern = keys.model_card_key("*")
-        found = insist(
-            lambda: list(self._redis.scan_iter(match=pattern, count=1000)), self._outage_s
-        )
-        return sorted({key.decode().removeprefix(prefix) for key in found})
+        return insist(self._read_aliases, self._outage_s)
 
     def card(self, alias: str, *, refresh: bool = False) -> ModelCard:
         """Return the card behind *alias*; raises UnknownModel, which lists the known ones."""
@@ -63,6 +58,11 @@ class ModelDirectory:
                 )
             self._tokenizers[fingerprint] = Tokenizer(TokenizerFiles.decompress(data))
         return self._tokenizers[fingerprint]
+
+    def _read_aliases(self) -> list[str]:
+        now_s, _ = self._redis.time()
+        found: Any = self._redis.zrange(keys.models_key(), now_s, "+inf", byscore=True)
+        return sorted(alias.decode() for alias in found)
 
     def _get(self, key: str) -> Any:
         return insist(lambda: self._redis.get(key), self._outage_s)

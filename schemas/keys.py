@@ -26,6 +26,14 @@ def active_queues_key(model: str) -> str:
     return f"headwater:queues:{model}"
 
 
+def idle_queues_key() -> str:
+    """Return the queues that had jobs lately, by when RQ's records of those have expired.
+
+    Scores are Redis' Unix seconds. For onlookers: nobody looks for work there.
+    """
+    return "headwater:idle-queues"
+
+
 CACHE_BELL = b"cache"
 """What the bell says when it is about the caches, which an ordinary look does not look at."""
 
@@ -59,6 +67,14 @@ def worker_key(worker_id: str) -> str:
     return f"headwater:worker:{worker_id}"
 
 
+def workers_key() -> str:
+    """Return the ids of the workers that may be alive, by when their leases have surely lapsed.
+
+    Scores are Redis' Unix milliseconds. It may name one that has died: the lease decides.
+    """
+    return "headwater:workers"
+
+
 def cache_report_key(worker_id: str) -> str:
     """Return what the worker says of its caches (CacheReport); it lapses with the lease."""
     return f"headwater:cache:{worker_id}"
@@ -72,6 +88,11 @@ def cache_clear_key(worker_id: str) -> str:
 def model_card_key(model: str) -> str:
     """Return the card (ModelCard) of the model behind an alias."""
     return f"headwater:model:{model}"
+
+
+def models_key() -> str:
+    """Return the aliases that have a card, by when it expires (Redis' Unix seconds)."""
+    return "headwater:models"
 
 
 def tokenizer_key(fingerprint: str) -> str:

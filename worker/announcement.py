@@ -16,9 +16,15 @@ class Announcement:
         self._tokenizer = files.compress()
 
     def publish(self) -> None:
-        """Write both, with an expiry; raises RedisError."""
+        """Write both, and the alias among the others, with an expiry; raises RedisError."""
         fingerprint = self._card.tokenizer_fingerprint
+        alias, listed = self._card.alias, keys.models_key()
+        # By the server's clock, which also decides when a card is gone.
+        now_s, _ = self._redis.time()
         with self._redis.pipeline() as pipeline:
             pipeline.set(keys.tokenizer_key(fingerprint), self._tokenizer, ex=_TTL_S)
-            pipeline.set(keys.model_card_key(self._card.alias), self._card.encode(), ex=_TTL_S)
+            pipeline.set(keys.model_card_key(alias), self._card.encode(), ex=_TTL_S)
+            pipeline.zadd(listed, {alias: now_s + _TTL_S})
+            pipeline.zremrangebyscore(listed, "-inf", now_s)
+            pipeline.expire(listed, _TTL_S)
             pipeline.execute()

@@ -51,5 +51,5 @@ def test_the_last_worker_leaves_no_key_that_lasts(
     # Long before maintenance, which would take the queue's name away, has its turn.
     assert worker.stop() == 0
 
-    assert not producer.redis.exists(keys.active_queues_key(ALIAS))
+    assert not producer.redis.exists(keys.active_queues_key(ALIAS), "rq:queues", "rq:workers")
     check_no_lasting_key(producer)

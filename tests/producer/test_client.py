@@ -39,6 +39,8 @@ from redis import Redis
 from rq import Queue
 from rq.job import Job
 
+from tests.announced import announce_model
+
 from .conftest import SetStatus, WriteEntry
 
 CARD = ModelCard(
@@ -53,7 +55,7 @@ QUEUE = "demo.normal.default"
 
 @pytest.fixture
 def producer(redis: Redis) -> Producer:
-    redis.set(keys.model_card_key("demo"), CARD.encode())
+    announce_model(redis, CARD)
     return Producer(redis)
 
 

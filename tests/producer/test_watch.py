@@ -30,6 +30,8 @@ from rich.console import Console
 from rich.live import Live
 
 LINE_UP = "\x1b[1A\x1b[2K"
+from tests.announced import announce_worker
+
 QUEUE = "demo.normal.default"
 FINISHED = Finished(
     choices=(ChoiceEnd(choice=0, finish_reason=FinishReason.STOP, text="private words"),),
@@ -72,13 +74,14 @@ def test_an_overview_holds_totals_and_the_figures_of_ended_jobs_without_their_te
     names = queue_keys(QUEUE)
     redis.sadd("headwater:queues:demo", QUEUE)
     write("good", "1-1", FINISHED)
+    redis.sadd("rq:queues", names.waiting)
     write("bad", "1-1", Failed(code="x", message="it broke"))
     for job_id in ("good", "bad"):
         set_status(job_id, "finished")
     redis.zadd(names.finished, {"good": 10, "gone": 11})
     redis.zadd(names.failed, {"bad": 12})
     lease = WorkerStatus(worker_id="w", alias="demo", batch=3, tokens_per_s=5.5)
-    redis.set("headwater:worker:w", lease.encode(), px=15_000)
+    announce_worker(redis, lease)
 
     found = read_overview(redis)
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from headwater.schemas import OrjsonSerializer
+from headwater.schemas import keys as wire_keys
 from redis import Redis
 from rq import Queue
 from rq.executions import Execution
@@ -20,6 +21,9 @@ from rq.utils import utcformat
 
 _FAR_BACKSTOP_LEASES = 10
 """RQ's own record of an execution lapses after so many leases; ours decides long before."""
+
+QUEUES_KEY: str = Queue.redis_queues_keys
+"""RQ's set of the keys of all queues with work, others' too."""
 
 
 class RunningJob(NamedTuple):
@@ -108,13 +112,16 @@ class RQBook:
         self._register(pipeline, CanceledJobRegistry(job.origin, self._redis), job)
 
     def requeue(self, pipeline: Any, running: RunningJob) -> None:
-        """Put the job back to the front of its queue."""
+        """Put the job back to the front of its queue, which is known as one with work again."""
         keys = job_keys(running.job_id, running.queue_name)
         self.forget_execution(pipeline, running)
         pipeline.hset(keys.job, "status", JobStatus.QUEUED.value)
         pipeline.hdel(keys.job, "worker_name", "ended_at")
         pipeline.persist(keys.job)
         pipeline.lpush(keys.queue, running.job_id)
+        model, _, _ = running.queue_name.partition(".")
+        pipeline.sadd(wire_keys.active_queues_key(model), running.queue_name)
+        pipeline.sadd(QUEUES_KEY, keys.queue)
 
     def forget_execution(self, pipeline: Any, running: RunningJob) -> None:
         """Remove every trace of an execution."""

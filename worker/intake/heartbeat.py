@@ -20,6 +20,9 @@ from .settings import IntakeSettings
 
 log = structlog.get_logger()
 
+_LIST_TTL_S = 24 * 3600
+"""Of the list of workers: any lease is renewed sooner."""
+
 
 class Heartbeat:
     """Keeps the lease key alive: Redis' clock decides when it has lapsed, not ours.
@@ -70,7 +73,11 @@ class Heartbeat:
         self._thread.stopping.set()
         self._wake.set()
         self._thread.stop()
-        self._redis.delete(keys.worker_key(self._settings.worker_id), *self._caches.names)
+        worker_id = self._settings.worker_id
+        with self._redis.pipeline() as pipeline:
+            pipeline.zrem(keys.workers_key(), worker_id)
+            pipeline.delete(keys.worker_key(worker_id), *self._caches.names)
+            pipeline.execute()
 
     def beat(self) -> None:
         """Renew the lease and what hangs on it; raises RedisError."""
@@ -86,6 +93,7 @@ class Heartbeat:
             lease_ms = int(self._settings.lease_s * 1000)
             pipeline.set(key, status, px=lease_ms)
             self._registration.touch(pipeline, is_busy=bool(claims))
+            self._list(pipeline, at_ms, lease_ms)
             self._caches.speak(pipeline, lease_ms)
             offset = len(pipeline)
             for claim in claims:
@@ -102,6 +110,14 @@ class Heartbeat:
             if is_gone and claim.job_id in still_open:
                 log.warning("execution_lost", job_id=claim.job_id)
                 self._drop(claim.job_id)
+
+    def _list(self, pipeline: Any, at_ms: int, lease_ms: int) -> None:
+        """Keep our id where onlookers find it, and take out those of workers that died."""
+        listed = keys.workers_key()
+        # Later than the lease's end: no name may leave while its worker is alive.
+        pipeline.zadd(listed, {self._settings.worker_id: at_ms + 2 * lease_ms})
+        pipeline.zremrangebyscore(listed, "-inf", at_ms)
+        pipeline.expire(listed, _LIST_TTL_S)
 
     def _touch(self, pipeline: Any, claim: Claim, now_s: float) -> None:
         worker_id = self._settings.worker_id

@@ -22,6 +22,7 @@ from ..messages import Claim
 from ..outages import Outages
 from ..redis_client import is_passing
 from ..watched_thread import WatchedThread
+from .active_queues import ActiveQueues
 from .executions import survey
 from .settings import IntakeSettings
 
@@ -50,6 +51,7 @@ class Maintenance:
         self._redis = redis
         self._book = book
         self._sweep = sweep
+        self._queues = ActiveQueues(redis, settings.model, settings.retention_s)
         self._settings = settings
         self._claims = claims
         self._clock = clock
@@ -72,11 +74,11 @@ class Maintenance:
         """Look at every queue of the model once; raises RedisError."""
         between: dict[tuple[str, str], float] = {}
         unclaimed: dict[RunningJob, float] = {}
-        for name in self._queue_names():
+        for name in self._queues.names():
             unclaimed |= self._recover_running(name)
             between |= self._recover_between(name)
             self._recover_abandoned(name)
-            self._retire(name)
+            self._queues.retire(name)
         self._between_since = between
         self._unclaimed_since = unclaimed
         self._sweep()
@@ -86,13 +88,9 @@ class Maintenance:
 
         Raises RedisError.
         """
-        for name in self._queue_names():
-            self._retire(name)
+        for name in self._queues.names():
+            self._queues.retire(name)
         self._sweep()
-
-    def _queue_names(self) -> list[str]:
-        members: Any = self._redis.smembers(keys.active_queues_key(self._settings.model))
-        return sorted(member.decode("utf-8", "replace") for member in members)
 
     def _run(self) -> None:
         while not self._thread.stopping.wait(self._settings.maintenance_s):
@@ -217,21 +215,6 @@ class Maintenance:
             self._book.requeue(pipeline, running)
             if self._executed(pipeline):
                 log.warning("requeued", job_id=job_id, reason="RQ took it for abandoned")
-
-    # Queues without work.
-
-    def _retire(self, queue_name: str) -> None:
-        names = job_keys("", queue_name)
-        used = (names.queue, names.intermediate, names.started)
-        pipeline: Any  # redis-py leaves half of it untyped
-        with self._redis.pipeline() as pipeline:
-            # A producer adds the name together with the job, so it can't be lost in between.
-            pipeline.watch(*used)
-            if pipeline.exists(*used):
-                return
-            pipeline.multi()
-            pipeline.srem(keys.active_queues_key(self._settings.model), queue_name)
-            self._executed(pipeline)
 
     @staticmethod
     def _end_of(pipeline: Any, job_id: str) -> Any:

