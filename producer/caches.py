@@ -4,6 +4,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from headwater.schemas import (
@@ -16,6 +17,7 @@ from headwater.schemas import (
 )
 from redis import Redis
 
+from .patience import insist
 from .status import read_workers
 
 _WISH_TTL_S: Final = 600
@@ -86,8 +88,7 @@ def clear_caches(
     asked = list(workers)
     for worker, report in asked:
         if report is not None:
-            redis.set(keys.cache_clear_key(worker.worker_id), wish.encode(), ex=_WISH_TTL_S)
-            redis.publish(keys.bell_channel(worker.alias), keys.CACHE_BELL)
+            insist(partial(_ask, redis, worker, wish))
     deadline = time.monotonic() + timeout_s
     for worker, report in asked:
         if report is None:
@@ -96,15 +97,26 @@ def clear_caches(
             yield _await(redis, worker, wish, deadline)
 
 
+def _ask(redis: Redis, worker: WorkerStatus, wish: CacheClear) -> None:
+    redis.set(keys.cache_clear_key(worker.worker_id), wish.encode(), ex=_WISH_TTL_S)
+    redis.publish(keys.bell_channel(worker.alias), keys.CACHE_BELL)
+
+
 def _await(redis: Redis, worker: WorkerStatus, wish: CacheClear, deadline: float) -> Cleared:
     while True:
-        report = read_report(redis, worker.worker_id)
-        outcome = report.last_clear if report is not None else None
-        if outcome is not None and outcome.clear_id == wish.clear_id:
-            redis.delete(keys.cache_clear_key(worker.worker_id))
-            return Cleared(worker, ClearState.CLEARED, outcome, report)
-        if not redis.exists(keys.worker_key(worker.worker_id)):
-            return Cleared(worker, ClearState.GONE)
-        if time.monotonic() >= deadline:
-            return Cleared(worker, ClearState.NO_ANSWER, report=report)
+        found = insist(partial(_look, redis, worker, wish))
+        if found.state is not ClearState.NO_ANSWER or time.monotonic() >= deadline:
+            return found
         time.sleep(_POLL_S)
+
+
+def _look(redis: Redis, worker: WorkerStatus, wish: CacheClear) -> Cleared:
+    """Return what has come of the wish so far."""
+    report = read_report(redis, worker.worker_id)
+    outcome = report.last_clear if report is not None else None
+    if outcome is not None and outcome.clear_id == wish.clear_id:
+        redis.delete(keys.cache_clear_key(worker.worker_id))
+        return Cleared(worker, ClearState.CLEARED, outcome, report)
+    if not redis.exists(keys.worker_key(worker.worker_id)):
+        return Cleared(worker, ClearState.GONE)
+    return Cleared(worker, ClearState.NO_ANSWER, report=report)

@@ -81,11 +81,12 @@ class Producer:
     def __init__(self, redis: Redis | str | None = None, settings: SubmitSettings | None = None):
         """Use a client, or connect to a URL, or to this user's running embedded server."""
         self._owns_redis = not isinstance(redis, Redis)
-        self.redis = redis if isinstance(redis, Redis) else connect(redis)
+        self._settings = settings or SubmitSettings()
+        outage_s = self._settings.outage_s
+        self.redis = redis if isinstance(redis, Redis) else connect(redis, outage_s)
         if self.redis.get_encoder().decode_responses:
             raise ServerUnavailable("give a client without decode_responses: jobs are bytes")
-        self._settings = settings or SubmitSettings()
-        self.models = ModelDirectory(self.redis, self._settings.outage_s)
+        self.models = ModelDirectory(self.redis, outage_s)
         self._queue = JobQueue(self.redis)
 
     def close(self) -> None:

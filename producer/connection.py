@@ -1,29 +1,51 @@
 """Connecting to the server, with errors that say what to do."""
 
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from redis import Redis
-from redis.exceptions import AuthenticationError, RedisError
+from redis.exceptions import AuthenticationError, BusyLoadingError, RedisError
 
 from .errors import ServerUnavailable
+from .patience import OUTAGE_S, insist, is_passing
+
+T = TypeVar("T")
 
 _SCHEMES = ("redis", "rediss", "unix")
 
 
-def connect(url: str | None = None) -> Redis:
+def connect(url: str | None = None, outage_s: float | None = None) -> Redis:
     """Return a client of the server at *url* that has answered a PING.
 
-    Without *url*: the embedded server that a worker or demo of this user has running.
-    Raises ServerUnavailable.
+    Without *url*: the embedded server that a worker or demo of this user has running. Waits
+    *outage_s*, or OUTAGE_S, for one that is away or loads its data. Raises ServerUnavailable.
     """
     url = resolve_url(url)
     check_url(url)
+    client = Redis.from_url(url)
     try:
-        client = Redis.from_url(url)
-        client.ping()
+        insist(client.ping, OUTAGE_S if outage_s is None else outage_s)
     except (RedisError, OSError) as error:
+        client.close()
         raise ServerUnavailable(explain(error, url)) from error
     return client
+
+
+def look(url: str | None, read: Callable[[Redis], T]) -> T:
+    """Return what *read*, which may be repeated, makes of the server at *url*; see connect.
+
+    Waits OUTAGE_S for a server that goes away in the middle of it. Raises ServerUnavailable, and
+    RedisError for what no waiting mends.
+    """
+    url = resolve_url(url)
+    with connect(url) as client:
+        try:
+            return insist(lambda: read(client), OUTAGE_S)
+        except RedisError as error:
+            if is_passing(error):
+                raise ServerUnavailable(explain(error, url)) from error
+            raise
 
 
 def check_url(url: str) -> None:
@@ -44,6 +66,8 @@ def explain(error: Exception, url: str) -> str:
     shown = hide_password(url)
     if is_refused_login(error):
         return f"{shown} refuses the login ({error}): give redis://USER:PASSWORD@HOST:PORT/DB"
+    if isinstance(error, BusyLoadingError):
+        return f"{shown} is still loading its data: try again when it is done"
     return f"no answer from {shown} ({error}): is the server running?"
 
 

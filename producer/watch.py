@@ -11,6 +11,7 @@ from rich.text import Text
 
 from .overview import Overview
 from .overview_text import as_line, as_tables
+from .patience import insist
 
 
 class View(Protocol):
@@ -28,10 +29,11 @@ class View(Protocol):
 def watch(read: Callable[[], Overview], view: View, pause: Callable[[], object]) -> None:
     """Read and show until Ctrl-C; a server that goes away is told of and waited for.
 
-    *pause* waits until the next look. Raises RedisError where the first look fails.
+    *pause* waits until the next look. Raises RedisError where the first look fails, also when
+    it is repeated for a while.
     """
     try:
-        view.show(read())
+        view.show(insist(read))
         while True:
             pause()
             try:

@@ -55,7 +55,7 @@ CallerOf = Annotated[Caller, Depends(caller_of)]
 
 def find_job(services: Services, caller: Caller, job_id: str) -> JobView:
     """Return a job that the caller may see; raises ApiError 404. Reads Redis: not on the loop."""
-    (view,) = read_jobs(services.redis, [job_id])
+    (view,) = services.look(lambda redis: read_jobs(redis, [job_id]))
     if view is None or not (caller.may_choose or view.namespace == caller.namespace):
         # The same words for others' jobs: ids must not be probed.
         raise ApiError(404, f"no such job: {job_id!r}", code="job_not_found")

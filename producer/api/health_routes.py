@@ -1,6 +1,7 @@
 """/healthz, /readyz, /metrics, /v1/status, and the page at /."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from redis import Redis
 from redis.exceptions import RedisError
 
 from ..job_view import read_jobs, recent_job_ids
@@ -16,7 +18,6 @@ from ..status import read_status
 from .access import CallerOf, ServicesOf
 from .gauges import read_gauges
 from .job_routes import job_object
-from .services import Services
 
 router = APIRouter()
 
@@ -52,7 +53,7 @@ async def metrics(services: ServicesOf) -> Response:
 @router.get("/v1/status")
 async def status(services: ServicesOf, caller: CallerOf) -> dict[str, Any]:
     """Return queues, workers and recent jobs, as far as they are the caller's."""
-    return await asyncio.to_thread(_status, services, caller)
+    return await asyncio.to_thread(services.look, partial(_status, caller))
 
 
 @router.get("/", include_in_schema=False)
@@ -64,15 +65,15 @@ async def page() -> HTMLResponse:
     return HTMLResponse(await asyncio.to_thread(_PAGE.read_text, "utf-8"), headers=headers)
 
 
-def _status(services: Services, caller: Caller) -> dict[str, Any]:
-    found = read_status(services.redis)
+def _status(caller: Caller, redis: Redis) -> dict[str, Any]:
+    found = read_status(redis)
     queues = [
         queue
         for queue in found.queues
         if caller.may_choose or queue.name.rpartition(".")[2] == caller.namespace
     ]
-    ids = recent_job_ids(services.redis, [queue.name for queue in queues], _RECENT_JOBS)
-    jobs = [view for view in read_jobs(services.redis, ids) if view is not None]
+    ids = recent_job_ids(redis, [queue.name for queue in queues], _RECENT_JOBS)
+    jobs = [view for view in read_jobs(redis, ids) if view is not None]
     return {
         "queues": [queue._asdict() for queue in queues],
         "workers": [

@@ -1,9 +1,9 @@
 """Services: what the routes share, for as long as the server runs."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from headwater.schemas import GenerationJob
@@ -17,11 +17,14 @@ from ..connection import connect
 from ..errors import ProducerError
 from ..models import ModelDirectory
 from ..openai_protocol.caller import Caller
+from ..patience import insist
 from .api_keys import KeyFile
 from .feed import Feed
 from .metrics import ApiMetrics
 from .rate_limit import RateLimit
 from .settings import ApiSettings
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -45,6 +48,10 @@ class Services:
         self._producers: dict[int | None, AsyncProducer] = {}
         self._feeds: set[Feed] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def look(self, read: Callable[[Redis], T]) -> T:
+        """Return what *read*, which may be repeated, makes of Redis; not on the event loop."""
+        return insist(lambda: read(self.redis), _OUTAGE_S)
 
     @property
     def producer(self) -> AsyncProducer:

@@ -53,9 +53,9 @@ def show(
         _show_directory(cache_dir, json=json)
         return
     from ..caches import read_caches
-    from ..connection import connect
+    from ..connection import look
 
-    found = read_caches(connect(redis), model)
+    found = look(redis, lambda client: read_caches(client, model))
     if json:
         print_json({"workers": [_worker_json(each) for each in found]})
     else:
@@ -81,9 +81,10 @@ def clear(
     from ..caches import ClearState, clear_caches, read_caches
     from ..connection import connect
     from ..errors import UnknownModel
+    from ..patience import insist
 
     client = connect(redis)
-    workers = read_caches(client, model)
+    workers = insist(lambda: read_caches(client, model))
     if not workers:
         serving = f" serves {model!r}" if model else " is running"
         raise UnknownModel(f"no worker{serving}; --cache-dir DIR empties a directory without one")

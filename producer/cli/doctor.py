@@ -34,12 +34,11 @@ def _server_findings(url: str | None) -> list["Finding"]:
     from headwater.worker.doctor import Finding, examine_server
     from redis.exceptions import RedisError
 
-    from ..connection import connect
+    from ..connection import look
     from ..errors import ServerUnavailable
 
     try:
-        with connect(url) as client:
-            return examine_server(client)
+        return look(url, examine_server)
     except ServerUnavailable as error:
         # Without a URL no server is expected to run yet. The error says what to do.
         return [Finding("server", "not reachable", str(error), is_fatal=url is not None)]

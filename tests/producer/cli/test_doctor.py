@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from headwater.producer import connection
 from headwater.producer.cli import main
 from redis import Redis
 
@@ -32,7 +33,10 @@ def test_without_a_server_it_looks_at_the_machine_only(
     assert "start `headwater worker` first" in output
 
 
-def test_a_server_that_does_not_answer_is_fatal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_does_not_answer_is_fatal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "OUTAGE_S", 0.1)
     assert _doctor("--redis", "redis://127.0.0.1:1/0", "--json") == 1
 
     assert "is the server running?" in str(_server(capsys.readouterr().out)["advice"])
