@@ -2,6 +2,7 @@
 
 * ProducerError (HeadwaterError)
   x ServerUnavailable       no server, wrong password, a server that does not answer
+  x NoWorker                no worker serves the alias
   x QueueFull               the queue holds its limit already: submit later
   x InvalidRequest          the request is at fault: the same one fails again
     + UnknownModel          no worker has announced this alias
@@ -31,6 +32,10 @@ class ProducerError(HeadwaterError):
 
 class ServerUnavailable(ProducerError):
     """The Redis or Valkey server can't be reached or refuses us."""
+
+
+class NoWorker(ProducerError):
+    """No worker serves the alias, or none takes jobs."""
 
 
 class QueueFull(ProducerError):

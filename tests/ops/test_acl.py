@@ -17,6 +17,7 @@ from headwater.producer.client_cancel import CancelOutcome
 from headwater.producer.client_forget import forget_jobs
 from headwater.producer.errors import JobLost, UnknownJob, UnknownModel
 from headwater.producer.overview import read_overview
+from headwater.producer.readiness import wait_for_worker
 from headwater.producer.result import collect
 from headwater.producer.tail import TailSettings, tail
 from headwater.schemas import Cancelled, Expired, Finished, GenerationJob, keys
@@ -149,9 +150,12 @@ def test_a_consumer_invents_no_end(guarded: GuardedServer) -> None:
     assert isinstance(told.end, Expired)
 
 
-def test_a_client_submits_reads_cancels_and_forgets(guarded: GuardedServer, worker: object) -> None:
+def test_a_client_waits_submits_reads_cancels_and_forgets(
+    guarded: GuardedServer, worker: object
+) -> None:
     """All that the library and the commands do, bulk runs included."""
     refusals(guarded)
+    assert wait_for_worker(guarded.url("client"), ALIAS, 0).status.alias == ALIAS
     with producer_as(guarded, "client", check_model=False) as client:
         done, running = client.submit(job()), client.submit(endless())
         queued = client.submit(new_job("nobody", (1,), max_tokens=1))
@@ -297,16 +301,16 @@ FORBIDDEN = {
     "SET headwater:cancel:x 1": ("consumer", "ops"),
     "SET headwater:worker:x 1": ("producer", "consumer", "client", "api", "ops"),
     "SET headwater:model:x 1": ("producer", "consumer", "client", "api", "ops"),
-    "GET headwater:idempotency:x": ("consumer", "worker", "ops"),
-    "HSET rq:job:x status finished": ("consumer", "ops"),
-    "RPUSH rq:queue:x id": ("consumer", "ops"),
-    "LMOVE rq:queue:x rq:queue:y LEFT RIGHT": ("producer", "consumer", "client", "api", "ops"),
     "ZADD headwater:models 1 x": ("producer", "consumer", "client", "api", "ops"),
     "ZADD headwater:workers 1 x": ("producer", "consumer", "client", "api", "ops"),
     "ZADD headwater:idle-queues 1 x": ("producer", "consumer", "client", "api", "ops"),
     "ZRANGE headwater:models 0 -1": ("producer", "consumer", "client", "worker", "ops", "probe"),
     "ZRANGE headwater:workers 0 -1": ("producer", "consumer", "worker", "probe"),
     "SREM rq:queues x": ("producer", "consumer", "client", "api", "ops"),
+    "GET headwater:idempotency:x": ("consumer", "worker", "ops"),
+    "HSET rq:job:x status finished": ("consumer", "ops"),
+    "RPUSH rq:queue:x id": ("consumer", "ops"),
+    "LMOVE rq:queue:x rq:queue:y LEFT RIGHT": ("producer", "consumer", "client", "api", "ops"),
     "ZADD rq:finished:x 1 y": ("producer", "consumer", "api", "ops"),
     "SADD rq:workers x": ("producer", "consumer", "client", "api", "ops"),
     "EVAL return(1) 0": ("producer", "consumer", "worker", "ops"),

@@ -434,3 +434,19 @@ def test_bad_options_are_named(
     assert outcome.code != 0
     assert message in outcome.err
     assert redis.keys("rq:job:*") == []
+
+
+def test_wait_ends_at_once_where_a_worker_serves_and_says_nothing(run, redis: Redis) -> None:
+    announce_worker(redis, WorkerStatus(worker_id="w", alias="demo"))
+
+    assert run("wait", "--model", "demo") == (0, "", "")
+
+
+def test_wait_ends_with_one_line_when_its_time_is_over(run) -> None:
+    outcome = run("wait", "--model", "demo", "--timeout", "0")
+
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == (
+        "headwater: no worker serves 'demo' after 0 s (no worker is alive): look at the last lines"
+        " of `headwater worker`, and at `headwater doctor`\n"
+    )
