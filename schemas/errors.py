@@ -8,6 +8,11 @@ command line can tell a message for its user from a bug.
 """
 
 
+def install_hint(extra: str) -> str:
+    """Return how to get what *extra* of the package brings, from an index or in a checkout."""
+    return f"pip install 'headwater[{extra}]', or in a checkout pip install '.[{extra}]'"
+
+
 class HeadwaterError(Exception):
     """Root of our errors. The message is one line for the person who can act on it."""
 

@@ -12,7 +12,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 import typer
-from headwater.schemas.errors import HeadwaterError
+from headwater.schemas.errors import HeadwaterError, install_hint
 
 _NOT_COMMANDS = (
     "__main__",
@@ -89,7 +89,7 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, ModuleNotFoundError):
         missing = (error.name or "").partition(".")[0]
         extra = _EXTRAS.get(missing)
-        return extra and f"this needs {missing}: pip install 'headwater[{extra}]'"
+        return extra and f"this needs {missing}: {install_hint(extra)}"
     # Only a command that has imported redis can raise its errors.
     redis_errors = sys.modules.get("redis.exceptions")
     if redis_errors is not None and isinstance(error, redis_errors.RedisError):

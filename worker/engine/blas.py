@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import structlog
+from headwater.schemas.errors import install_hint
 
 log = structlog.get_logger()
 
@@ -93,7 +94,7 @@ def _has_cuda_backend() -> bool:
 def advice(machine: str) -> str:
     """Return what to install for a fast BLAS on a CPU of kind *machine*."""
     if machine == "x86_64":
-        return "pip install 'headwater[cpu]'"
+        return install_hint("cpu")
     return "install OpenBLAS (Debian: apt-get install libopenblas0-pthread)"
 
 

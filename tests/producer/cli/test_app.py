@@ -73,7 +73,10 @@ def test_our_errors_become_one_line() -> None:
 def test_a_missing_extra_says_what_to_install() -> None:
     error = ModuleNotFoundError("No module named 'mlx_lm.utils'", name="mlx_lm.utils")
 
-    assert app.explain(error) == "this needs mlx_lm: pip install 'headwater[worker]'"
+    assert app.explain(error) == (
+        "this needs mlx_lm: pip install 'headwater[worker]',"
+        " or in a checkout pip install '.[worker]'"
+    )
 
 
 def test_every_package_of_an_extra_that_is_missing_says_which_extra() -> None:

@@ -67,4 +67,4 @@ def test_without_matplotlib_one_line_says_what_to_install(monkeypatch, capsys) -
     assert leaving.value.code == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "pip install 'headwater[plot]'" in error
+    assert "pip install '.[plot]'" in error

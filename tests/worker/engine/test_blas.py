@@ -53,5 +53,5 @@ def test_a_gpu_needs_no_blas_and_no_warning() -> None:
 
 
 def test_advice_fits_the_machine() -> None:
-    assert "headwater[cpu]" in blas.advice("x86_64")
+    assert "pip install '.[cpu]'" in blas.advice("x86_64")
     assert "OpenBLAS" in blas.advice("aarch64")
