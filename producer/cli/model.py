@@ -36,20 +36,18 @@ def show(
     source: Annotated[str, typer.Argument(help="Directory, hub name, or demo.")],
     json: JsonOption = False,
 ) -> None:
-    """Load a model and print what a worker makes of it: limits, ends, cache, fingerprint."""
+    """Load a model and print what a worker makes of it: limits, ends, cache, runner, fingerprint.
+
+    The runner is the one of a worker without --kv-bits.
+    """
     from headwater.worker.engine import blas
 
     log_to_stderr()
     blas.preload()
     from headwater.worker.engine.loading import load_model
+    from headwater.worker.model_view import describe_model
 
-    loaded = load_model(source)
-    shown = loaded.card("demo").model_dump(mode="json", exclude={"alias"}) | {
-        "weight_dtypes": loaded.weight_dtypes,
-        "cache_kind": loaded.cache_kind.name.lower(),
-        "cache_classes": loaded.cache_classes,
-        "fingerprint": loaded.fingerprint,
-    }
+    shown = describe_model(load_model(source))
     if json:
         print_json(shown)
     else:

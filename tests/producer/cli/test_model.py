@@ -54,7 +54,9 @@ def test_show_says_the_same_to_a_reader(
 ) -> None:
     assert _model("show", str(directory)) == 0
 
-    assert "context_length: 100\n" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "context_length: 100\n" in shown
+    assert "runner: shared prefixes: " in shown
 
 
 def test_a_directory_without_weights_is_one_line(
