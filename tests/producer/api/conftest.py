@@ -23,6 +23,8 @@ from headwater.schemas import keys
 from headwater.worker.engine.random_model import write_random_model
 from openai import OpenAI
 
+from tests.announced import announce_model
+
 ROOT = Path(__file__).parents[3]
 ALIAS = "tiny"
 TEMPLATE = (
@@ -175,9 +177,10 @@ def producer(queue: EmbeddedServer) -> Iterator[Producer]:
 def idle(producer: Producer, worker: object) -> Iterator[str]:
     """The alias of a model that no worker serves any more: its jobs wait."""
     card = producer.models.card(ALIAS).model_copy(update={"alias": "idle"})
-    producer.redis.set(keys.model_card_key("idle"), card.encode())
+    announce_model(producer.redis, card)
     yield "idle"
     producer.redis.delete(keys.model_card_key("idle"))
+    producer.redis.zrem(keys.models_key(), "idle")
 
 
 class Event(NamedTuple):
