@@ -43,7 +43,10 @@ class JsonScanner:
         return self.state is JsonState.OPEN
 
     def push(self, text: str) -> int:
-        """Take more text; return how much of it belongs to the value: all while that is open."""
+        """Take more text; return how much of it belongs to the value: all while that is open.
+
+        Where it is broken that says nothing.
+        """
         position = 0
         while self.is_open and position < len(text):
             read = self._read_string if self._is_string else self._read_sign

@@ -198,7 +198,7 @@ def test_a_marker_in_a_string_ends_no_text_that_comes_whole_either(
     assert split(JSON_CALLS, [whole]) == [call or ("content", whole)]
 
 
-@pytest.mark.parametrize("behind", ["\n", " so", '", no', '"}', ""])
+@pytest.mark.parametrize("behind", ["\n", '\n"}}', " so", '", no', '"}', ""])
 def test_a_call_whose_string_has_no_end_ends_at_the_first_marker(behind: str) -> None:
     """Where the text turns out to be no JSON, what follows the marker is told for itself."""
     text = f'<tool_call>{{"name": "f", "arguments": {{"a": "b}}}}</tool_call>{behind}'
