@@ -19,6 +19,7 @@ from .response_format import (
     ResponseFormat,
 )
 from .schema_ends import endless_reference
+from .schema_load import excess
 
 if TYPE_CHECKING:  # only the library's stubs have it
     from llguidance._lib import JsonCompileOptions
@@ -50,10 +51,21 @@ class GrammarError(HeadwaterError):
 def combine(start: dict[str, Any], **named: dict[str, Any]) -> str:
     """Return the grammar *start*, which may refer to the *named* ones as @name.
 
-    start_matcher() tells whether it is any good.
+    Raises GrammarError for schemas that take too long to compile; whether it is any good
+    start_matcher() tells.
     """
     rest = ({"name": name, **entry} for name, entry in named.items())
-    return json.dumps({"grammars": [start, *rest]})
+    grammar = json.dumps({"grammars": [start, *rest]})
+    reason = _excess(grammar)
+    if reason is not None:
+        raise GrammarError(reason)
+    return grammar
+
+
+@lru_cache(maxsize=_NUM_KEPT)
+def _excess(grammar: str) -> str | None:
+    entries = json.loads(grammar)["grammars"]
+    return excess(entry["json_schema"] for entry in entries if "json_schema" in entry)
 
 
 def grammar_text(response_format: ResponseFormat) -> str:

@@ -1,10 +1,9 @@
 """Whether a JSON schema can be satisfied by a value of finite depth."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, TypeAlias
-from urllib.parse import unquote
+from collections.abc import Iterable
+from typing import Any, Final
 
-_Node: TypeAlias = dict[str, Any]
+from .schema_tree import Node, SchemaTree, members
 
 _TYPES: Final = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _MAX_VISITS: Final = 50_000
@@ -14,7 +13,7 @@ _MAX_DEPTH: Final = 100
 """Of references and combinations that lead to each other; far below Python's own limit."""
 
 
-def endless_reference(schema: _Node) -> str | None:
+def endless_reference(schema: Node) -> str | None:
     """Return a reference of *schema* whose value would never end; None where all can.
 
     An output that enters such a definition can only be cut off. It is looked for wherever a
@@ -34,8 +33,8 @@ class _TooLarge(Exception):
 class _Judge:
     """Finds the schemas that can end as a least fixpoint: at first none can."""
 
-    def __init__(self, root: _Node) -> None:
-        self._root = root
+    def __init__(self, root: Node) -> None:
+        self._tree = SchemaTree(root)
         self._num_visits = 0
         self._can_end: set[int] = set()
         """By identity: parts of the schema, which lives as long as we do."""
@@ -54,7 +53,7 @@ class _Judge:
                     self._can_end.add(id(node))
                     is_changed = True
         references = (node["$ref"] for node in nodes if isinstance(node.get("$ref"), str))
-        targets = ((each, self._target(each)) for each in [*references, "#"])
+        targets = ((each, self._tree.target(each)) for each in [*references, "#"])
         return next((each for each, node in targets if not self._ends(node)), None)
 
     def _ends(self, schema: Any) -> bool:
@@ -66,54 +65,23 @@ class _Judge:
         if self._num_visits > _MAX_VISITS:
             raise _TooLarge
 
-    def _reachable(self) -> list[_Node]:
+    def _reachable(self) -> list[Node]:
         """Return every schema that a part of the value may have to keep to, from the root down."""
-        found: dict[int, _Node] = {}
-        waiting: list[Any] = [self._root]
+        found: dict[int, Node] = {}
+        waiting: list[Any] = [self._tree.root]
         while waiting:
             node = waiting.pop()
             if isinstance(node, dict) and id(node) not in found:
                 self._visit()
                 found[id(node)] = node
-                waiting += [] if self._is_opaque(node) else self._below(node)
+                waiting += [] if self._tree.is_opaque(node) else self._tree.below(node)
         return list(found.values())
 
-    def _below(self, node: _Node) -> Iterator[Any]:
-        yield self._target(node.get("$ref"))
-        for name in ("properties", "patternProperties"):
-            yield from _values(node.get(name))
-        for name in ("allOf", "anyOf", "oneOf", "prefixItems"):
-            yield from _members(node.get(name))
-        items = node.get("items")
-        yield from _members(items) if isinstance(items, list) else [items]
-        yield node.get("additionalItems")
-        yield node.get("additionalProperties")
-
-    def _target(self, reference: Any) -> Any:
-        """Return what a pointer into the schema leads to; None where it is no such pointer."""
-        if not isinstance(reference, str) or not reference.startswith("#"):
-            return None
-        node: Any = self._root
-        path, *names = unquote(reference[1:]).split("/")
-        if path:
-            return None
-        for name in names:
-            key = name.replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
-                node = node[int(key)]
-            else:
-                node = node.get(key) if isinstance(node, dict) else None
-        return node
-
-    def _is_opaque(self, node: _Node) -> bool:
-        # Pointers below a schema with a name of its own start there, not at the root.
-        return "$id" in node and node is not self._root
-
-    def _judge(self, node: _Node) -> bool:
+    def _judge(self, node: Node) -> bool:
         """Return whether *node* can end, by what is known of the others so far."""
-        if self._is_opaque(node):
+        if self._tree.is_opaque(node):
             return True
-        together: dict[int, _Node] = {}
+        together: dict[int, Node] = {}
         if not self._conjoin(node, together, set()):
             return False
         parts = list(together.values())
@@ -123,30 +91,30 @@ class _Judge:
         # What contradicts itself is another's to refuse.
         return not types or any(self._can_end_as(kind, parts) for kind in types)
 
-    def _conjoin(self, node: _Node, found: dict[int, _Node], path: set[int]) -> bool:
+    def _conjoin(self, node: Node, found: dict[int, Node], path: set[int]) -> bool:
         """Collect the schemas that a value of *node* has to keep to; False if they are a circle."""
         self._visit()
         if id(node) in path:
             return False
         if len(path) >= _MAX_DEPTH:
             raise _TooLarge
-        if id(node) in found or self._is_opaque(node):
+        if id(node) in found or self._tree.is_opaque(node):
             return True
         found[id(node)] = node
         path.add(id(node))
-        also = [self._target(node.get("$ref")), *_members(node.get("allOf"))]
+        also = [self._tree.target(node.get("$ref")), *members(node.get("allOf"))]
         is_sound = all(self._conjoin(e, found, path) for e in also if isinstance(e, dict))
         path.discard(id(node))
         return is_sound
 
-    def _has_way_out(self, part: _Node) -> bool:
+    def _has_way_out(self, part: Node) -> bool:
         for name in ("anyOf", "oneOf"):
-            choices = list(_members(part.get(name)))
+            choices = list(members(part.get(name)))
             if choices and not any(map(self._ends, choices)):
                 return False
         return True
 
-    def _can_end_as(self, kind: str, parts: list[_Node]) -> bool:
+    def _can_end_as(self, kind: str, parts: list[Node]) -> bool:
         if kind == "object":
             least = max(_count(part.get("minProperties")) for part in parts)
             required = _required(parts)
@@ -156,7 +124,7 @@ class _Judge:
             return all(self._array_ends(part, least) for part in parts)
         return True
 
-    def _object_ends(self, part: _Node, required: set[str], least: int) -> bool:
+    def _object_ends(self, part: Node, required: set[str], least: int) -> bool:
         properties = part.get("properties")
         properties = properties if isinstance(properties, dict) else {}
         if not all(self._ends(properties[name]) for name in required & properties.keys()):
@@ -168,9 +136,9 @@ class _Judge:
         num_ending = sum(map(self._ends, properties.values()))
         return num_ending >= least and (others is False or required <= properties.keys())
 
-    def _array_ends(self, part: _Node, least: int) -> bool:
+    def _array_ends(self, part: Node, least: int) -> bool:
         items, rest = part.get("items"), part.get("additionalItems")
-        first = list(_members(part.get("prefixItems")))
+        first = list(members(part.get("prefixItems")))
         if isinstance(items, list):
             first = items
         else:
@@ -178,26 +146,18 @@ class _Judge:
         return all(map(self._ends, first[:least])) and (least <= len(first) or self._ends(rest))
 
 
-def _required(parts: Iterable[_Node]) -> set[str]:
-    return {n for part in parts for n in _members(part.get("required")) if isinstance(n, str)}
+def _required(parts: Iterable[Node]) -> set[str]:
+    return {n for part in parts for n in members(part.get("required")) if isinstance(n, str)}
 
 
-def _types(part: _Node) -> frozenset[str]:
-    values = list(_members(part.get("enum"))) + ([part["const"]] if "const" in part else [])
+def _types(part: Node) -> frozenset[str]:
+    values = list(members(part.get("enum"))) + ([part["const"]] if "const" in part else [])
     if values:
         # A value that is written down ends, whatever it is.
         return frozenset({"null"})
     kinds = part.get("type")
-    named = [kinds] if isinstance(kinds, str) else list(_members(kinds))
+    named = [kinds] if isinstance(kinds, str) else list(members(kinds))
     return frozenset(kind for kind in named if isinstance(kind, str)) if named else _TYPES
-
-
-def _values(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else ()
-
-
-def _members(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list) else ()
 
 
 def _count(value: Any) -> int:
