@@ -18,8 +18,8 @@ _MAX_PATTERN_CHARS: Final = 2 * limits.MAX_REGEX_CHARS
 """Of all patterns together, those of names too: twice what a format may have that is one."""
 _MAX_VALUES: Final = 10_000
 """Of all enum together: where a pattern holds for them, too, it is tried on each, at 0.1 ms."""
-_MAX_PATTERN_PAIRS: Final = 10_000
-"""Of the patterns of names in one object any two are compared, so many pairs in 0.6 s."""
+_MAX_PATTERN_PAIRS: Final = 5_000
+"""Of the patterns of names in one object any two are compared, so many pairs in 0.3 s."""
 
 
 class _Load(NamedTuple):

@@ -41,7 +41,7 @@ FINE = {
     "a large one": multiple(100_000),
     "ten decimals": multiple(1e-10),
     "two together": every(2, lambda number: multiple(300 + number)),
-    "names": names(100),
+    "names": names(70),
     "no schemas": {"enum": [names(500), multiple(10**9)], "properties": 3, "multipleOf": "x"},
     "of another document": objects(a={"$id": "b", "$ref": "#/$defs/none", **text(1)}),
 }
@@ -69,7 +69,7 @@ TOO_MUCH = {
         },
         "multipleOf",
     ),
-    "names": (names(101), "pairs of patternProperties come to more than 10000"),
+    "names": (names(71), "pairs of patternProperties come to more than 5000"),
     "names together": (every(3, lambda number: names(40, 40 * number)), "patternProperties"),
     "a long pattern": ({"pattern": "a" * 16_385}, "characters of all patterns"),
     "long names": ({"patternProperties": {"a" * 9000: {}, "b" * 9000: {}}}, "characters of all"),
