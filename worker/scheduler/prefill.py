@@ -42,6 +42,15 @@ class PrefillBudget:
         elif num_decode_rows:
             self._decode_s = _average(self._decode_s, seconds)
 
+    @property
+    def decode_step_s(self) -> float:
+        """Seconds of a decode step; half the target before one has been measured."""
+        return self._target_s / 2 if self._decode_s is None else self._decode_s
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds that *num_tokens* of prompts take; 0 before anything has been measured."""
+        return num_tokens * (self._token_s or 0.0)
+
     def num_tokens(self, num_decode_rows: int) -> int:
         """Tokens that the next step may compute besides decoding *num_decode_rows*."""
         if self._token_s is None:

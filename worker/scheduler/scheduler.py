@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 from ..prefix_cache import Node, PrefixCache
 from ..segment import CacheKind, Segment
 from ..sequence import ScheduledSequence, Sequence, SequenceStatus
+from .gathering import Gathering
 from .leaders import Leaders
 from .placement import Placement, Stage, known_tokens
 from .plan import Commit, StepPlan
@@ -46,6 +47,7 @@ class Scheduler(Generic[S]):
         self._leaders = Leaders(cache.kind, settings.min_shared_tokens)
         self._rows = Rows(cache, settings)
         self._budget = PrefillBudget(settings.target_itl_ms, settings.max_prefill_tokens)
+        self._gathering = Gathering(self._budget)
         self._is_oldests_turn = False
         self._num_arrived = 0
         # These take effect at the next schedule, when the last plan has been carried out:
@@ -132,7 +134,7 @@ class Scheduler(Generic[S]):
         if self._make_room(plan):
             self._admit(plan, now)
         plan.rebase += self._rows.cut()
-        self._compute(plan)
+        self._compute(plan, now)
         return plan
 
     def commit(self, commit: Commit, segment: S) -> list[S]:
@@ -252,20 +254,49 @@ class Scheduler(Generic[S]):
         plan.admit.append(self._rows.start(placement, node))
         self._leaders.add(placement, self._waiting.successors(placement))
 
-    def _compute(self, plan: StepPlan[S]) -> None:
+    def _compute(self, plan: StepPlan[S], now: float) -> None:
+        ready: list[Placement] = []
         wanted: list[tuple[Placement, int]] = []
         for placement in self._rows:
             sequence = placement.sequence
             if sequence.num_remaining_tokens <= 0 or sequence.num_pending_tokens == 0:
                 continue  # Its last token, or what was read off its prompt, is on its way back.
             if sequence.num_pending_tokens == 1 and not sequence.ends_with_prompt:
-                plan.decode.append(sequence)
-                plan.commits += self._rows.due(placement, 1)
+                ready.append(placement)
             else:
                 wanted.append((placement, self._num_wanted(placement)))
-        for placement, num_tokens in self._grant(wanted, len(plan.decode)):
+        granted, ready = self._gather(wanted, ready, now)
+        for placement in ready:
+            plan.decode.append(placement.sequence)
+            plan.commits += self._rows.due(placement, 1)
+        for placement, num_tokens in granted:
             plan.prefill.append(ScheduledSequence(placement.sequence, num_tokens))
             plan.commits += self._rows.due(placement, num_tokens)
+
+    def _gather(
+        self, wanted: list[tuple[Placement, int]], ready: list[Placement], now: float
+    ) -> tuple[list[tuple[Placement, int]], list[Placement]]:
+        """Return who computes how much of its prompt, and who decodes."""
+        rows = [*ready, *(placement for placement, _ in wanted)]
+        if self._settings.prefill_chunk is not None or not self._gathering.is_open(rows, now):
+            return self._grant(wanted, len(ready)), ready
+        granted = self._grant(wanted, 0)
+        given = dict(granted)
+        lacks = {
+            placement: placement.sequence.num_pending_tokens - given.get(placement, 0)
+            for placement, _ in wanted
+            if not placement.sequence.ends_with_prompt
+        }
+        rest = [num_tokens for num_tokens in lacks.values() if num_tokens]
+        is_anybody_ready = bool(ready) or len(rest) < len(lacks)
+        num_parked = self._leaders.num_parked
+        if not granted or not self._gathering.waits(
+            rest, num_parked, now, is_anybody_ready=is_anybody_ready
+        ):
+            return granted, ready
+        # The last token of a prompt is computed in the step that begins to decode.
+        held = {placement for placement, num_tokens in lacks.items() if not num_tokens}
+        return [(placement, num - (placement in held)) for placement, num in granted], []
 
     def _grant(
         self, wanted: list[tuple[Placement, int]], num_decode_rows: int

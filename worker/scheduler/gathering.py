@@ -1,0 +1,57 @@
+"""Gathering: prompts that come together begin to decode together."""
+
+from collections.abc import Sequence as Seq
+from typing import Final
+
+from headwater.schemas import Priority
+
+from .placement import Placement
+from .prefill import PrefillBudget
+
+MAX_STEPS: Final = 32
+"""Nobody's first token waits longer than so many decode steps take: as much as is gained. A device
+that decodes fast gains little by it, and has nobody wait."""
+MAX_STEPS_EACH: Final = 8
+"""A prompt that takes longer than so many decode steps is not waited for."""
+
+
+class Gathering:
+    """Lets prompts that are computed but for their last token wait until the others are, too.
+
+    A decode step costs nearly as much for a few rows as for many, and beside decoding rows
+    prompts get on in small chunks, which cost more a token. So where nothing decodes yet, rows
+    that are ready early wait a little: all are done sooner, most have their first token sooner.
+    """
+
+    def __init__(self, budget: PrefillBudget) -> None:
+        self._budget = budget
+        self._since: float | None = None
+
+    def is_open(self, rows: Seq[Placement], now: float) -> bool:
+        """Say whether those who are ready among *rows* may wait at all."""
+        limit = MAX_STEPS * self._budget.decode_step_s
+        is_over = self._since is not None and now - self._since > limit
+        return not is_over and not any(_is_urgent(row) or _has_begun(row) for row in rows)
+
+    def waits(self, rest: Seq[int], num_parked: int, now: float, *, is_anybody_ready: bool) -> bool:
+        """Say whether those who are ready wait in this step, which begins at *now*.
+
+        *rest* are the tokens that each prompt still lacks after it. Those who are parked wait
+        for one of these.
+        """
+        limit = MAX_STEPS_EACH * self._budget.decode_step_s
+        is_short = [self._budget.prefill_s(num_tokens) <= limit for num_tokens in rest]
+        waits = is_anybody_ready and (any(is_short) or (num_parked > 0 and all(is_short)))
+        if not waits:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        return waits
+
+
+def _is_urgent(row: Placement) -> bool:
+    return row.sequence.job.priority is Priority.HIGH
+
+
+def _has_begun(row: Placement) -> bool:
+    return row.sequence.num_output_tokens > 0
