@@ -2,17 +2,23 @@
 
 import sys
 from collections.abc import Callable
-from functools import cache as memoize
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Sequence as Seq
+from typing import Any, Final, NamedTuple, NoReturn
 
 import mlx.core as mx
 from mlx_lm.models import base
 
+from ..device import is_cpu
 from ..segments import LayerKV
 from .batch import LayerCache, LayerSpan, OwnMask
+from .exponential import exp_below_one
 from .joint import JointLayer, JointMask
-from .pool import PageIndex
+from .page_index import LayerPages
+from .paged import scores_of_pages, values_of_pages
+from .products import multiply
 
+_MAX_SCORES: Final = 1 << 18
+"""On a CPU, so many are computed at once: more don't stay in its cache between passes."""
 _NAME = "scaled_dot_product_attention"
 _original: Callable[..., mx.array] = base.scaled_dot_product_attention
 
@@ -20,8 +26,8 @@ _original: Callable[..., mx.array] = base.scaled_dot_product_attention
 class _Part(NamedTuple):
     """Attention over some of the keys.
 
-    exp is by far the dearest operation here (on a CPU 14 ns an element), so every score goes
-    through it once; parts are put together like the blocks of FlashAttention (Dao et al., 2022).
+    exp is the dearest operation here, so every score goes through it once; parts are put together
+    like the blocks of FlashAttention (Dao et al., 2022).
     """
 
     output: mx.array
@@ -65,8 +71,8 @@ def attention(
         _refuse_mask()
     window = cache.window(mask)
     queries = queries * scale
-    parts = [_own(queries, keys, values, cache.own_mask(window))]
-    parts += [_paged(queries, *pages) for pages in cache.pages(window)]
+    own = LayerKV(keys, values)
+    parts = [_own(queries, own, cache.own_mask(window), cache.pages(window))]
     parts += [_by_rows(queries, depth, keys.shape[1]) for depth in cache.shared(window)]
     whole = _together(parts)
     return whole.output if sinks is None else _with_sinks(whole, sinks)
@@ -90,15 +96,24 @@ def _with_sinks(part: _Part, sinks: mx.array) -> mx.array:
     return part.output * share.astype(part.output.dtype)
 
 
-def _own(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array) -> _Part:
-    """Attend over each row's own keys (rows, heads, tokens, D)."""
-    rows, heads, length, _ = queries.shape
-    kv_heads = keys.shape[1]
-    grouped = queries.reshape(rows, kv_heads, -1, queries.shape[-1])
-    scores = (grouped @ keys.swapaxes(-1, -2)).reshape(rows, kv_heads, -1, length, keys.shape[2])
-    scores = _masked(scores, mask)
-    weights, log_weight = _weights(scores.reshape(rows, kv_heads, -1, keys.shape[2]))
-    part = _Part(weights.astype(values.dtype) @ values, log_weight)
+def _own(queries: mx.array, own: LayerKV, mask: mx.array, pages: Seq[LayerPages]) -> _Part:
+    """Attend over each row's own keys, (rows, heads, tokens, D), and those in its pages."""
+    rows, heads, length, dim = queries.shape
+    kv_heads, num_own = own.keys.shape[1:3]
+    grouped = queries.reshape(rows, kv_heads, -1, dim)
+    scores = multiply(grouped, own.keys.swapaxes(-1, -2))
+    scores = _masked(scores.reshape(rows, kv_heads, -1, length, num_own), mask)
+    scores = scores.reshape(rows, kv_heads, -1, num_own)
+    paged = [_masked(scores_of_pages(grouped, each), each.mask) for each in pages]
+    weights, log_weight = _weights(mx.concatenate([scores, *paged], axis=-1) if pages else scores)
+    weights = weights.astype(own.values.dtype)
+    output = multiply(weights[..., :num_own], own.values)
+    first = num_own
+    for each, of_pages in zip(pages, paged, strict=True):
+        last = first + of_pages.shape[-1]
+        output = output + values_of_pages(weights[..., first:last], each)
+        first = last
+    part = _Part(output, log_weight)
     return _Part(*(array.reshape(rows, heads, length, -1) for array in part))
 
 
@@ -112,7 +127,7 @@ def _weights(scores: mx.array) -> tuple[mx.array, mx.array]:
     """Return the weights of *scores* (..., T), which sum to one, and the log of their sum."""
     scores = scores.astype(mx.float32)
     peak = mx.max(scores, axis=-1, keepdims=True)
-    weights = mx.exp(scores - peak)
+    weights = exp_below_one(scores - peak)
     total = mx.sum(weights, axis=-1, keepdims=True)
     return weights / total, peak + mx.log(total)
 
@@ -121,54 +136,6 @@ def _weigh(scores: mx.array, values: mx.array) -> _Part:
     """Weigh *values* (..., T, D) by *scores* (..., queries, T)."""
     weights, log_weight = _weights(scores)
     return _Part(weights.astype(values.dtype) @ values, log_weight)
-
-
-def _paged(queries: mx.array, layer: LayerKV, index: PageIndex, mask: mx.array | None) -> _Part:
-    """Attend over each row's pages of a slab, (pages, heads, tokens, D)."""
-    rows, heads, length, dim = queries.shape
-    kv_heads = layer.keys.shape[1]
-    of_query, of_page = index.matrices(kv_heads)
-    flat = queries.reshape(rows * kv_heads, -1, dim)
-    keys, values = (array.reshape(-1, *array.shape[2:]) for array in layer)
-    scores = _products(flat, keys.swapaxes(-1, -2), of_query, of_page)
-    weights, log_weight = _weights(_masked(scores, mask))
-    weights = weights.astype(values.dtype).reshape(-1, *weights.shape[2:])
-    each = mx.arange(weights.shape[0]).reshape(of_page.shape)
-    output = _products(weights, values, each, of_page)
-    part = _by_row(_Part(output, log_weight), index)
-    return _Part(*(array.reshape(rows, heads, length, -1) for array in part))
-
-
-def _by_row(part: _Part, index: PageIndex) -> _Part:
-    """Put a row's pages together: (entries, heads, queries, D) to (rows, heads, queries, D)."""
-    log_weight = mx.where(index.is_page, part.log_weight, -mx.inf)[index.of_row]
-    # A row may have no page here: it weighs nothing, and nothing divides by zero.
-    peak = mx.maximum(mx.max(log_weight, axis=1, keepdims=True), mx.finfo(mx.float32).min)
-    weights = mx.exp(log_weight - peak)
-    total = mx.sum(weights, axis=1)
-    # Pads are computed of another row's page, which need not be finite: no weight hides that.
-    output = mx.where(index.is_page, part.output, 0)[index.of_row]
-    output = mx.sum(output * weights.astype(output.dtype), axis=1)
-    output = output / mx.maximum(total, 1e-30).astype(output.dtype)
-    return _Part(output, peak[:, 0] + mx.log(total))
-
-
-def _products(left: mx.array, right: mx.array, of_left: mx.array, of_right: mx.array) -> mx.array:
-    """Multiply matrices chosen by index; *right* is not copied where MLX can do without."""
-    if _can_gather(right.dtype):
-        return mx.gather_mm(left, right, of_left, of_right)
-    return left[of_left] @ right[of_right]
-
-
-@memoize
-def _can_gather(dtype: mx.Dtype) -> bool:
-    """Try: on a CPU it is made for float32 only."""
-    ones = mx.ones((1, 1, 1), dtype)
-    try:
-        mx.eval(mx.gather_mm(ones, ones, mx.array([0]), mx.array([0])))
-    except RuntimeError:
-        return False
-    return True
 
 
 def _by_rows(queries: mx.array, depth: list[LayerSpan], kv_heads: int) -> _Part:
@@ -200,12 +167,29 @@ def _span(queries: mx.array, span: LayerSpan, kv_heads: int) -> _Part:
     rows, heads, length, dim = queries.shape
     group = heads // kv_heads
     flat = queries.reshape(rows, kv_heads, group, length, dim).transpose(1, 0, 2, 3, 4)
-    scores = flat.reshape(kv_heads, -1, dim) @ keys[0].swapaxes(-1, -2)
-    if span.mask is not None:
-        grouped = scores.reshape(kv_heads, rows, group, length, -1)
-        scores = _masked(grouped, span.mask).reshape(scores.shape)
-    part = _weigh(scores, values[0])
+    flat = flat.reshape(kv_heads, -1, dim)
+    if is_cpu() and flat.shape[1] * keys.shape[2] * kv_heads > _MAX_SCORES:
+        of_heads = [
+            _scored(flat[at], keys[0, at], values[0, at], span.mask) for at in _slices(kv_heads)
+        ]
+        part = _Part(*(mx.concatenate(list(each)) for each in zip(*of_heads, strict=True)))
+    else:
+        part = _scored(flat, keys[0], values[0], span.mask)
     return _Part(*(_back(array, rows, group, length) for array in part))
+
+
+def _scored(queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None) -> _Part:
+    """Attend with (kv heads, queries of all rows, D) over (kv heads, T, D)."""
+    scores = queries @ keys.swapaxes(-1, -2)
+    if mask is not None:
+        rows, _, length, num_keys = mask.shape
+        by_row = scores.reshape(scores.shape[0], rows, -1, length, num_keys)
+        scores = _masked(by_row, mask).reshape(scores.shape)
+    return _weigh(scores, values)
+
+
+def _slices(num: int) -> list[slice]:
+    return [slice(index, index + 1) for index in range(num)]
 
 
 def _back(flat: mx.array, rows: int, group: int, length: int) -> mx.array:

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from ..segments import LayerKV
 from .layout import Span
-from .pool import LayerPages
+from .page_index import LayerPages
 from .windows import View, views
 
 

@@ -11,9 +11,10 @@ from .batch import LayerCache, Step
 from .coalescing import Coalescer
 from .kinds import ModelLayers
 from .layout import by_level, find_spans
+from .page_index import LayerPages
 from .page_views import PageViews
 from .pages import PAGE_TOKENS
-from .pool import LayerPages, PagePool
+from .pool import PagePool
 from .recurrent import StateBatch
 from .row import Row, join_tokens
 

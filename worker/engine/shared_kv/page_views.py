@@ -6,8 +6,9 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from .batch import Step
+from .page_index import LayerPages, PageIndex
 from .pages import PAGE_TOKENS, Slab
-from .pool import LayerPages, PageIndex, PagePool
+from .pool import PagePool
 from .row import Row
 from .windows import first_seen
 
@@ -21,7 +22,7 @@ class _Seen(NamedTuple):
 class _SlabView(NamedTuple):
     slab: Slab
     entries: PageIndex
-    mask: mx.array | None
+    mask: mx.array
 
 
 class PageViews:
@@ -44,7 +45,7 @@ class PageViews:
                 _SlabView(
                     slab,
                     index,
-                    None if window is None else index.mask(step.query_positions, window),
+                    index.mask(step.query_positions, window),
                 )
                 for slab, index in self._index(window, step).items()
             ]

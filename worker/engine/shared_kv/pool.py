@@ -2,69 +2,12 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
 
 import mlx.core as mx
 
 from ..segments import LayerKV
+from .page_index import PageIndex
 from .pages import PAGE_TOKENS, Page, PageTable, Slab
-from .shapes import bucket
-
-
-class PageIndex:
-    """The pages of some rows in one slab, and which of them are whose.
-
-    Padded to few different shapes, which a device's graph cache holds; pads weigh nothing.
-    """
-
-    def __init__(self, pages_of_rows: Seq[Seq[int]], positions: Seq[int] = ()) -> None:
-        """*positions* are those of each page's first token, row by row."""
-        pages = [page for of_row in pages_of_rows for page in of_row]
-        rows = [row for row, of_row in enumerate(pages_of_rows) for _ in of_row]
-        num_pads = bucket(len(pages) + 1) - len(pages)
-        width = bucket(max(map(len, pages_of_rows)))
-        self._pages = mx.array(pages + [pages[0]] * num_pads)
-        self._rows = mx.array(rows + [0] * num_pads)
-        self._positions = mx.array([*positions, *[0] * (len(rows) + num_pads - len(positions))])
-        self.is_page = (mx.arange(len(pages) + num_pads) < len(pages))[:, None, None, None]
-        """(entries, 1, 1, 1): False for pads, of which there is one at least, the last."""
-        self.of_row = mx.array(_entries(pages_of_rows, width, pad=len(pages)))
-        """(rows, pages of the longest): each row's entries, then pads."""
-        self._by_heads: dict[int, tuple[mx.array, mx.array]] = {}
-
-    @property
-    def pages(self) -> mx.array:
-        """(entries,): pages of the slab."""
-        return self._pages
-
-    @property
-    def rows(self) -> mx.array:
-        """(entries,): the row of each."""
-        return self._rows
-
-    def mask(self, query_positions: mx.array, window: int) -> mx.array:
-        """Return which keys the rows' queries, (rows, 1), see: (entries, 1, 1, PAGE_TOKENS)."""
-        keys = self._positions[:, None] + mx.arange(PAGE_TOKENS)
-        return (keys > query_positions[self._rows] - window)[:, None, None]
-
-    def matrices(self, num_heads: int) -> tuple[mx.array, mx.array]:
-        """Return each entry's matrices in (rows x heads) and in (pages x heads)."""
-        if num_heads not in self._by_heads:
-            heads = mx.arange(num_heads)
-            self._by_heads[num_heads] = (
-                self._rows[:, None] * num_heads + heads,
-                self._pages[:, None] * num_heads + heads,
-            )
-        return self._by_heads[num_heads]
-
-
-class LayerPages(NamedTuple):
-    """One layer of a slab, (pages, heads, PAGE_TOKENS, D), and whose pages to attend over."""
-
-    layer: LayerKV
-    entries: PageIndex
-    mask: mx.array | None
-    """(entries, 1, 1, PAGE_TOKENS): what a row sees of its page; None: all."""
 
 
 class PagePool:
@@ -178,11 +121,3 @@ class PagePool:
                 )
                 for layer in range(self._num_layers)
             ]
-
-
-def _entries(pages_of_rows: Seq[Seq[int]], width: int, pad: int) -> list[list[int]]:
-    first, entries = 0, []
-    for pages in pages_of_rows:
-        entries.append(list(range(first, first + len(pages))) + [pad] * (width - len(pages)))
-        first += len(pages)
-    return entries

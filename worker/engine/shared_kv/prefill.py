@@ -6,9 +6,10 @@ import mlx.core as mx
 
 from ..segments import KVSegment, LayerKV, copy_tokens
 from .batch import LayerCache, Step
+from .coalescing import Coalescer
 from .kinds import ModelLayers
 from .layout import by_level, find_spans
-from .pool import LayerPages
+from .page_index import LayerPages
 from .recurrent import StateBatch
 from .row import Row
 
@@ -28,7 +29,10 @@ class PrefillBatch:
             row.solidify()
         starts = [row.num_tokens for row in rows]
         self.step = Step(starts, starts, num_new, max(num_new))
-        self.depths = by_level(find_spans([(*row.prefix, *row.private) for row in rows]))
+        spans = find_spans([(*row.prefix, *row.private) for row in rows])
+        # A conversation's turns are short segments, each a pass of its own: copies, for this
+        # forward only, are cheaper.
+        self.depths = by_level(Coalescer().coalesce(spans))
         self.layers = [LayerCache(self, *layer) for layer in enumerate(layers.windows)]
         self.states = StateBatch(layers.recurrent, [row.states for row in rows])
         self.states.prepare(num_new)
