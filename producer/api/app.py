@@ -109,6 +109,9 @@ def _of_validation(details: Any) -> ApiError:
     detail = details[0]
     if detail["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {detail['ctx']['error']}", code="invalid_json")
+    if isinstance(detail.get("input"), bytes):
+        message = "the body was read as bytes: send it with Content-Type: application/json"
+        return ApiError(415, message, code="invalid_content_type")
     # The first part says where it stood: body, query or path.
     field = ".".join(str(part) for part in detail["loc"][1:]) or "body"
     shown = ascii(detail.get("input"))

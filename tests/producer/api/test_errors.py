@@ -166,6 +166,16 @@ def test_a_body_that_is_no_request_is_refused(
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def test_a_body_without_its_content_type_is_told_to_name_it(http: httpx2.Client) -> None:
+    """`curl -d` sends a form's content type unless it is told otherwise."""
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+
+    answer = http.post("/v1/completions", content=b'{"model": "tiny"}', headers=headers)
+
+    assert answer.status_code == 415
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
 def test_unknown_routes_and_methods_have_the_same_shape(http: httpx2.Client) -> None:
     for path, status in (("/v1/nothing", 404), ("/v1/completions", 405)):
         answer = http.get(path)
