@@ -12,8 +12,9 @@ venv: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV), which takes a minute or two ..."
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[worker,cpu,embedded,api,test]'
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[worker,cpu,embedded,api,test]'
 	touch $(STAMP)
 
 model: $(STAMP)

@@ -121,7 +121,7 @@ def _run(
     with ExitStack() as exits:
         stack = None
         if order.redis is None:
-            display.say(f"starting {order.num_workers} worker(s) with model {order.model}")
+            display.say(f"starting {_workers(order.num_workers)} with model {order.model}")
             stack = exits.enter_context(
                 OwnStack(order.model, folder.path, order.num_workers, order.max_batch)
             )
@@ -223,3 +223,7 @@ def _spool(path: Path) -> Path:
 
 def _nothing() -> None:
     """There are no workers of ours to look after."""
+
+
+def _workers(number: int) -> str:
+    return "a worker" if number == 1 else f"{number} workers"

@@ -13,7 +13,12 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(invoke_without_command=True, rich_markup_mode=None)
     group.callback()(api)
     group.command("new-key", epilog="Example: headwater api new-key alice >> keys.jsonl")(new_key)
-    app.add_typer(group, name="api", epilog="Example: headwater api --keys-file keys.jsonl")
+    app.add_typer(
+        group,
+        name="api",
+        short_help="Serve OpenAI's protocol over HTTP.",
+        epilog="Example: headwater api --keys-file keys.jsonl",
+    )
 
 
 def _flag(name: str, text: str) -> Any:

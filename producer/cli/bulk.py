@@ -20,7 +20,8 @@ _HAS_ERRORS = 3
 def register(app: typer.Typer) -> None:
     """Add the command."""
     example = "Example: headwater bulk rows.jsonl results.jsonl --model demo"
-    app.command(cls=GroupedCommand, epilog=example)(bulk)
+    short = "Run a file of rows, and go on after any interruption."
+    app.command(cls=GroupedCommand, epilog=example, short_help=short)(bulk)
 
 
 def bulk(
@@ -122,4 +123,4 @@ def _print(values: dict[str, Any], *, json: bool) -> None:
         print_json(values)
         return
     for name, value in values.items():
-        typer.echo(f"{name.replace('_', ' ')}: {value}")
+        typer.echo(f"{name.replace('_', ' ')}: {'-' if value is None else value}")

@@ -34,6 +34,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(
         group,
         name="cache",
+        short_help="What workers hold of computed prefixes; clear it.",
         help="Show what workers hold of computed prefixes: sizes, hits, what saved most.\n\n"
         "Prefixes appear as lengths and hashes, never as text.\n\nExample: headwater cache --json",
     )

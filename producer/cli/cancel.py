@@ -9,7 +9,9 @@ from .options import JsonOption, RedisOption, print_json
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater cancel 3f2a9c")(cancel)
+    app.command(
+        short_help="Cancel a job, queued or running.", epilog="Example: headwater cancel 3f2a9c"
+    )(cancel)
 
 
 def cancel(

@@ -14,7 +14,10 @@ _QUESTION = "What is the capital of France?"
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater demo --jobs 16")(demo)
+    app.command(
+        short_help="Stream one chat, run a batch, leave nothing behind.",
+        epilog="Example: headwater demo --jobs 16",
+    )(demo)
 
 
 def demo(
@@ -22,13 +25,16 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Stream one chat, then run jobs that share a long prefix; leaves nothing running behind."""
+    from headwater.worker.engine import demo_model
+
     from .demo_run import DemoStack, run_batch, stream_chat
 
     def say(text: str, newline: bool = True) -> None:
         if not json:
             typer.echo(text, nl=newline)
 
-    say("Starting (the first time this downloads the demo model, 93 MB) ...")
+    fetched = demo_model.demo_directory().is_dir()
+    say("Starting ..." if fetched else "Fetching the demo model (93 MB, once), then starting ...")
     with DemoStack() as stack:
         say(f"Server and worker are up.\n\n> {_QUESTION}\n")
         answer = []

@@ -12,7 +12,10 @@ if TYPE_CHECKING:  # the help must not pay for importing mlx
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater doctor --redis redis://localhost:6379/0")(doctor)
+    app.command(
+        short_help="What is wrong with this machine and the server.",
+        epilog="Example: headwater doctor --redis redis://localhost:6379/0",
+    )(doctor)
 
 
 def doctor(redis: RedisOption = None, json: JsonOption = False) -> None:

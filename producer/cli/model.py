@@ -25,6 +25,8 @@ def fetch_demo(json: JsonOption = False) -> None:
 
     log_to_stderr()
     blas.preload()
+    if not demo_model.demo_directory().is_dir():
+        typer.echo("Fetching and converting the demo model (93 MB) ...", err=True)
     path = demo_model.fetch_demo()
     if json:
         print_json({"path": str(path)})

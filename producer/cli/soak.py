@@ -17,7 +17,10 @@ _MAX_SHOWN = 20
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater soak --minutes 5 --workers 2 --kill-every 5")(soak)
+    app.command(
+        short_help="Kill workers and the server under load, judge every stream.",
+        epilog="Example: headwater soak --minutes 5 --workers 2 --kill-every 5",
+    )(soak)
 
 
 def soak(

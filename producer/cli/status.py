@@ -16,7 +16,10 @@ _PIPE_WIDTH = 200
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater status --watch --interval 5")(status)
+    app.command(
+        short_help="Queues, workers and last ends at a glance.",
+        epilog="Example: headwater status --watch --interval 5",
+    )(status)
 
 
 def status(

@@ -9,7 +9,10 @@ from .options import RedisOption
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command(epilog="Example: headwater wait --model demo --timeout 60")(wait)
+    app.command(
+        short_help="Return as soon as a worker serves a model.",
+        epilog="Example: headwater wait --model demo --timeout 60",
+    )(wait)
 
 
 def wait(

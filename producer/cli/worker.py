@@ -18,7 +18,8 @@ from .options import RedisOption
 def register(app: typer.Typer) -> None:
     """Add the command."""
     example = "Example: headwater worker --model demo --redis redis://localhost:6379/0"
-    app.command(cls=GroupedCommand, epilog=example)(worker)
+    short = "Load a model and run its jobs until SIGTERM or Ctrl-C."
+    app.command(cls=GroupedCommand, epilog=example, short_help=short)(worker)
 
 
 def worker(

@@ -204,6 +204,7 @@ def test_interrupted_once_it_finishes_what_runs_and_goes_on_later(
     out, err = process.communicate(timeout=_TIMEOUT_S)
 
     assert process.returncode == 130
+    assert b"finishing the rows that run" in err
     assert b"the same command goes on" in err
     stopped = orjson.loads(out)
     assert 10 <= stopped["done"] < 200

@@ -59,6 +59,14 @@ def test_a_long_help_lists_every_option_in_one_group(name: str) -> None:
     assert sorted(listed) == sorted([*flags, "--help"])
 
 
+def test_the_list_of_commands_holds_whole_sentences() -> None:
+    """A first sentence that is too long for the list would be cut off with dots."""
+    shown = CliRunner().invoke(app.build(["--help"]), ["--help"], terminal_width=80).stdout
+
+    assert set(app.command_names()) <= set(re.findall(r"^  (\w+)", shown, re.MULTILINE))
+    assert "..." not in shown.partition("Commands:")[2]
+
+
 def test_an_unknown_command_is_a_usage_error() -> None:
     with pytest.raises(SystemExit) as leaving:
         app.main(["nonsense"])
