@@ -250,8 +250,15 @@ def _hold(directory: Path) -> IO[str]:
 
 @contextmanager
 def _start_lock() -> Iterator[None]:
-    state_directory().mkdir(parents=True, exist_ok=True)
-    with (state_directory() / ".start.lock").open("w") as lock:
+    try:
+        state_directory().mkdir(parents=True, exist_ok=True)
+        lock = (state_directory() / ".start.lock").open("w")
+    except OSError as error:
+        raise ServerUnavailable(
+            f"can't write to {state_directory()} ({error.strerror or error}):"
+            " set HEADWATER_STATE_DIR, or give --redis URL"
+        ) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -142,6 +142,14 @@ def test_a_signal_to_its_owners_group_ends_the_owner_alone() -> None:
     assert not server.is_running()
 
 
+def test_a_state_directory_that_cant_be_made_is_one_clear_line(state_directory: Path) -> None:
+    """Users of services often have no home."""
+    state_directory.write_text("a file")
+
+    with pytest.raises(ServerUnavailable, match="set HEADWATER_STATE_DIR"), running_or_own():
+        pass
+
+
 def test_two_servers_never_write_the_same_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
