@@ -8,10 +8,10 @@ from headwater.schemas import Priority
 from .placement import Placement
 from .prefill import PrefillBudget
 
-MAX_STEPS: Final = 32
+MAX_STEPS: Final = 64
 """Nobody's first token waits longer than so many decode steps take: as much as is gained. A device
 that decodes fast gains little by it, and has nobody wait."""
-MAX_STEPS_EACH: Final = 8
+MAX_STEPS_EACH: Final = 16
 """A prompt that takes longer than so many decode steps is not waited for."""
 
 
