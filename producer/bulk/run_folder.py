@@ -128,6 +128,6 @@ def _compare(known: dict[str, Any], given: dict[str, dict[str, Any]]) -> None:
         if changed:
             name = min(changed)
             raise RunRefused(
-                f"the output was begun with other {section} ({name} was {before.get(name)!r}, is"
+                f"{section} changed since the output was begun ({name} was {before.get(name)!r}, is"
                 f" {values.get(name)!r}): give the same, or --force to begin anew"
             )

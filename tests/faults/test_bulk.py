@@ -171,7 +171,7 @@ def test_an_undisturbed_run_is_ordered_where_asked_and_a_second_one_does_nothing
 
     code, _, said = bulk.run("--max-tokens", "3")
     assert code == 1
-    assert "another settings" in said
+    assert "settings changed" in said
     assert "--force" in said
 
 

@@ -34,10 +34,10 @@ def test_the_same_run_goes_on_under_its_id(output: Path) -> None:
 @pytest.mark.parametrize(
     ("section", "values", "said"),
     [
-        ("input", {"sha256": "abd"}, "another input"),
+        ("input", {"sha256": "abd"}, "input changed"),
         ("settings", {"seed": 1, "defaults": {"stop": ("x",)}}, "seed was None, is 1"),
-        ("settings", {"seed": None, "defaults": {}}, "another settings"),
-        ("model", {"source": "tiny", "vocab_size": 300}, "another model"),
+        ("settings", {"seed": None, "defaults": {}}, "settings changed"),
+        ("model", {"source": "tiny", "vocab_size": 300}, "model changed"),
     ],
 )
 def test_a_changed_input_model_or_setting_is_refused_unless_forced(
