@@ -29,9 +29,11 @@ class Gathering:
 
     def is_open(self, rows: Seq[Placement], now: float) -> bool:
         """Say whether those who are ready among *rows* may wait at all."""
+        if any(_is_urgent(row) or _has_begun(row) for row in rows):
+            self._since = None
+            return False
         limit = MAX_STEPS * self._budget.decode_step_s
-        is_over = self._since is not None and now - self._since > limit
-        return not is_over and not any(_is_urgent(row) or _has_begun(row) for row in rows)
+        return self._since is None or now - self._since <= limit
 
     def waits(self, rest: Seq[int], num_parked: int, now: float, *, is_anybody_ready: bool) -> bool:
         """Say whether those who are ready wait in this step, which begins at *now*.

@@ -120,3 +120,16 @@ def test_one_who_leaves_is_waited_for_no_more(make_worker: Make, make_sequence: 
 
     worker.step()
     assert ready.num_output_tokens == 1
+
+
+def test_the_next_who_come_together_wait_again(make_worker: Make, make_sequence: Make) -> None:
+    """That time was over once says nothing of those who come when all is done."""
+    worker = slow_worker(make_worker)
+    many = [make_sequence(prompt(index, 100), max_tokens=4) for index in range(30)]
+    worker.add(*many)
+    assert len(set(first_tokens(worker, many))) > 1
+    worker.run()
+    later = [make_sequence(prompt(index, 50), max_tokens=4) for index in range(40, 46)]
+    worker.add(*later)
+
+    assert len(set(first_tokens(worker, later))) == 1
