@@ -29,7 +29,7 @@ class PageIndex:
     graph cache holds. Pads stand for a page that is there, and nobody sees it.
     """
 
-    def __init__(self, pages_of_rows: Seq[Seq[int]], positions: Seq[int] = ()) -> None:
+    def __init__(self, pages_of_rows: Seq[Seq[int]], positions: Seq[int]) -> None:
         """*positions* are those of each page's first token, row by row."""
         pages = [page for of_row in pages_of_rows for page in of_row]
         rows = [row for row, of_row in enumerate(pages_of_rows) for _ in of_row]
@@ -41,7 +41,7 @@ class PageIndex:
         entries, starts = [0] * (num_rows * self._width), [0] * (num_rows * self._width)
         for entry, place in enumerate(places):
             entries[place] = entry
-            starts[place] = positions[entry] if positions else 0
+            starts[place] = positions[entry]
         self._pages = mx.array(pages + pages[:1] * num_pads)
         self._rows = mx.array(rows + [0] * num_pads)
         self._places = mx.array(places + [0] * num_pads)
