@@ -75,6 +75,18 @@ def test_a_port_in_use_is_one_clear_line() -> None:
             second.start()
 
 
+def start_owner(code: str, *, start_new_session: bool = False) -> subprocess.Popen[str]:
+    """Run *code*, which starts a server, in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        start_new_session=start_new_session,
+    )
+
+
 def test_it_ends_with_its_owner_also_when_that_is_killed() -> None:
     code = (
         "import sys, time\n"
@@ -83,13 +95,7 @@ def test_it_ends_with_its_owner_also_when_that_is_killed() -> None:
         "print(server._server._process.pid, server._directory, flush=True)\n"
         "sys.stdin.read()\n"
     )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    owner = start_owner(code)
     assert owner.stdout is not None
     pid, directory = owner.stdout.readline().split()
     server = psutil.Process(int(pid))
@@ -118,14 +124,7 @@ def test_a_signal_to_its_owners_group_ends_the_owner_alone() -> None:
         "    print(server.url, flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        start_new_session=True,
-    )
+    owner = start_owner(code, start_new_session=True)
     assert owner.stdout is not None
     url = owner.stdout.readline().strip()
     with Redis.from_url(url) as redis:
@@ -229,13 +228,7 @@ def test_the_next_owner_goes_on_with_a_killed_ones_data() -> None:
         "    print(url, flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    owner = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    owner = start_owner(code)
     assert owner.stdout is not None
     first_url = owner.stdout.readline().strip()
     with Redis.from_url(first_url) as redis:
