@@ -172,13 +172,14 @@ def test_redis_starts_with_the_services_own_command_line(tmp_path: Path) -> None
     service = SERVICES["redis"]
     shell, flag, line = service["command"]
     port = free_port()
-    for inside, here in {
+    here = {
         "/etc/headwater": str(OPS / "redis"),
         "/tmp": str(tmp_path),
         "/data": str(tmp_path),
         "redis-server": f"{get_binary_path()}",
-    }.items():
-        line = line.replace(inside, here)
+    }
+    # In one go: a path that was put in may hold another's name.
+    line = re.sub("|".join(here), lambda match: here[match[0]], line)
     env = environment("redis", new_env())
     process = subprocess.Popen(
         [shell, flag, f"{line} --port {port} --bind 127.0.0.1"],
