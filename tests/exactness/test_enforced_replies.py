@@ -25,7 +25,7 @@ from headwater.worker.engine.random_model import write_random_model
 from jsonschema import Draft202012Validator
 
 from tests.exactness.test_structured import Lab
-from tests.worker.test_loop import ListSink
+from tests.worker.loop_bench import ListSink
 
 MARKERS = {"õ": "<think>", "ö": "</think>", "÷": "<tool_call>", "ø": "</tool_call>"}
 """Instead of bytes that UTF-8 does not have."""

@@ -31,7 +31,7 @@ from headwater.worker.metrics import WorkerMetrics
 from tests.exactness.random_schemas import random_schema
 from tests.exactness.test_enforced_replies import TOOLS, marked_lab, named, token
 from tests.exactness.test_structured import Lab
-from tests.worker.test_loop import ListSink
+from tests.worker.loop_bench import ListSink
 
 NUM_JOBS = 16
 NUM_LETTERS = 250

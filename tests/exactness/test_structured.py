@@ -34,7 +34,7 @@ from jsonschema import Draft202012Validator
 from llguidance import LLTokenizer
 
 from tests.exactness.random_schemas import random_schema
-from tests.worker.test_loop import ListSink
+from tests.worker.loop_bench import ListSink
 
 MAX_TOKENS = 64
 

@@ -1,20 +1,13 @@
-import threading
+"""Submitting: what is refused, and what a job that is taken looks like."""
+
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from headwater.producer import client_queue
-from headwater.producer.client import (
-    CancelOutcome,
-    Producer,
-    SubmitSettings,
-    new_job,
-    new_score_job,
-)
-from headwater.producer.client_queue import job_key, queue_keys
+from headwater.producer.client import Producer, SubmitSettings, new_job, new_score_job
 from headwater.producer.errors import (
     DuplicateJob,
-    IdempotencyConflict,
     InvalidRequest,
     PayloadTooLarge,
     PromptTooLong,
@@ -23,53 +16,12 @@ from headwater.producer.errors import (
     UnknownModel,
     UnsupportedToolChoice,
 )
-from headwater.producer.tail import Ended
-from headwater.schemas import (
-    Cancelled,
-    GenerationJob,
-    ModelCard,
-    OrjsonSerializer,
-    SamplingParams,
-    SchemaError,
-    Started,
-    keys,
-    limits,
-)
+from headwater.schemas import OrjsonSerializer, SamplingParams, SchemaError, keys, limits
 from redis import Redis
 from rq import Queue
 from rq.job import Job
 
-from tests.announced import announce_model
-
-from .conftest import SetStatus, WriteEntry
-
-CARD = ModelCard(
-    alias="demo",
-    source="/models/demo",
-    vocab_size=100,
-    context_length=64,
-    tokenizer_fingerprint="sha256:demo",
-)
-QUEUE = "demo.normal.default"
-
-
-@pytest.fixture
-def producer(redis: Redis) -> Producer:
-    announce_model(redis, CARD)
-    return Producer(redis)
-
-
-def job(**fields: object) -> GenerationJob:
-    return new_job("demo", [1, 2, 3], **{"max_tokens": 4, **fields})
-
-
-def queued_ids(redis: Redis, name: str = QUEUE) -> list[str]:
-    return [job_id.decode() for job_id in redis.lrange(queue_keys(name).waiting, 0, -1)]
-
-
-def payload(redis: Redis, job_id: str) -> GenerationJob:
-    (value,) = Job.fetch(job_id, connection=redis, serializer=OrjsonSerializer).args
-    return GenerationJob.parse(value)
+from .demo_queue import CARD, job, payload, queued_ids
 
 
 def test_a_job_lies_in_its_queue_as_the_protocol_says(redis: Redis, producer: Producer) -> None:
@@ -263,26 +215,6 @@ def test_a_lost_reply_to_a_submit_neither_doubles_nor_refuses_the_job(
     assert queued_ids(redis) == ids
 
 
-@pytest.fixture
-def broken_watches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Break each command that first reads on a watching connection once; return their names."""
-    from redis.client import Pipeline
-    from redis.exceptions import WatchError
-
-    immediate, broken = Pipeline.immediate_execute_command, []
-
-    def execute_or_break(pipeline: Pipeline, *args: str, **options: object) -> object:
-        if args[0] != "WATCH" and args[0] not in broken:
-            broken.append(args[0])
-            pipeline.reset()
-            # What redis-py raises where a watching connection breaks.
-            raise WatchError("A ConnectionError occurred on while watching one or more keys")
-        return immediate(pipeline, *args, **options)
-
-    monkeypatch.setattr(Pipeline, "immediate_execute_command", execute_or_break)
-    return broken
-
-
 def test_a_connection_that_breaks_before_a_submit_is_sent_costs_nothing(
     redis: Redis, producer: Producer, broken_watches: list[str]
 ) -> None:
@@ -295,156 +227,6 @@ def test_a_connection_that_breaks_before_a_submit_is_sent_costs_nothing(
     assert queued_ids(redis) == ids
 
 
-def test_a_connection_that_breaks_before_a_cancel_is_sent_costs_nothing(
-    producer: Producer, broken_watches: list[str]
-) -> None:
-    job_id = producer.submit(job())
-
-    assert producer.cancel(job_id) is CancelOutcome.CANCELLED
-    assert len(broken_watches) > 1
-
-
-def test_the_same_request_under_one_key_is_one_job(redis: Redis, producer: Producer) -> None:
-    first = producer.submit(job(), idempotency_key="k")
-
-    assert producer.submit(job(), idempotency_key="k") == first
-    assert queued_ids(redis) == [first]
-    assert redis.ttl(keys.idempotency_key("default", "k")) > 0
-
-
-def test_another_request_under_one_key_is_a_conflict(redis: Redis, producer: Producer) -> None:
-    first = producer.submit(job(), idempotency_key="k")
-
-    for other in (job(max_tokens=5), job(sampling={"seed": 3}), job(stop=("x",))):
-        with pytest.raises(IdempotencyConflict, match=first):
-            producer.submit(other, idempotency_key="k")
-    assert queued_ids(redis) == [first]
-
-
-def test_namespaces_have_keys_of_their_own(producer: Producer) -> None:
-    first = producer.submit(job(namespace="a"), idempotency_key="k")
-
-    assert producer.submit(job(namespace="b"), idempotency_key="k") != first
-
-
-def test_a_hit_whose_job_is_gone_is_enqueued_again_under_the_same_id(
-    redis: Redis, producer: Producer
-) -> None:
-    first = producer.submit(job(), idempotency_key="k")
-    redis.delete(job_key(first), queue_keys(QUEUE).waiting)
-
-    assert producer.submit(job(), idempotency_key="k") == first
-    assert queued_ids(redis) == [first]
-
-
-def test_a_wish_to_cancel_does_not_outlive_its_job(redis: Redis, producer: Producer) -> None:
-    first = producer.submit(job(), idempotency_key="k")
-    producer.cancel(first)
-    redis.delete(job_key(first), keys.stream_key(first))  # they lapse days before the wish
-
-    assert producer.submit(job(), idempotency_key="k") == first
-    assert not redis.exists(keys.cancel_key(first))
-
-
-def test_under_a_full_queue_a_hit_is_still_a_hit(redis: Redis, producer: Producer) -> None:
-    limited = Producer(redis, SubmitSettings(max_queue_depth=1))
-    first = limited.submit(job(), idempotency_key="k")
-
-    assert limited.submit(job(), idempotency_key="k") == first
-
-
-def test_many_submits_under_one_key_at_once_make_one_job(redis: Redis, producer: Producer) -> None:
-    ready = threading.Barrier(8)
-
-    def submit(_: int) -> str:
-        ready.wait(10)
-        return producer.submit(job(), idempotency_key="k")
-
-    for _ in range(5):
-        with ThreadPoolExecutor(8) as pool:
-            ids = set(pool.map(submit, range(8)))
-        assert queued_ids(redis) == list(ids)
-        assert len(ids) == 1
-
-
-def test_a_queued_job_is_cancelled_at_once(redis: Redis, producer: Producer) -> None:
-    kept, job_id = producer.submit_many([job(), job()])
-
-    assert producer.cancel(job_id) is CancelOutcome.CANCELLED
-    assert queued_ids(redis) == [kept]
-    (*_, end) = producer.tail(job_id)
-    assert isinstance(end, Ended)
-    assert isinstance(end.event, Cancelled)
-    assert Job.fetch(job_id, connection=redis, serializer=OrjsonSerializer).is_canceled
-
-
-def test_a_cancelled_job_leaves_nothing_without_an_expiry(redis: Redis, producer: Producer) -> None:
-    before = set(redis.keys())
-    producer.cancel(producer.submit(job()))
-
-    lasting = {b"rq:queues", keys.active_queues_key("demo").encode()}
-    new = set(redis.keys()) - before - lasting
-    assert len(new) >= 4
-    assert [key for key in new if redis.ttl(key) < 0] == []
-
-
-def test_a_running_job_is_asked_to_end(
-    redis: Redis, producer: Producer, set_status: SetStatus
-) -> None:
-    set_status("job", "started")
-
-    assert producer.cancel("job") is CancelOutcome.REQUESTED
-    assert producer.cancel("job") is CancelOutcome.REQUESTED
-    assert redis.ttl(keys.cancel_key("job")) > 0
-    assert not redis.exists(keys.stream_key("job"))
-
-
-def test_an_ended_job_stays_as_it_ended(
-    redis: Redis, producer: Producer, write: WriteEntry, set_status: SetStatus
-) -> None:
-    set_status("job", "started")
-    write("job", "1-0", Started(worker_id="w", sampler_version=1))
-    write("job", "1-1", Cancelled())
-
-    assert producer.cancel("job") is CancelOutcome.ALREADY_ENDED
-    assert redis.xlen(keys.stream_key("job")) == 2
-
-
-def test_cancelling_again_changes_nothing(redis: Redis, producer: Producer) -> None:
-    job_id = producer.submit(job())
-    producer.cancel(job_id)
-    entries = redis.xrange(keys.stream_key(job_id))
-
-    assert producer.cancel(job_id) is CancelOutcome.ALREADY_ENDED
-    assert redis.xrange(keys.stream_key(job_id)) == entries
-
-
-def test_cancelling_an_unknown_job_says_so(redis: Redis, producer: Producer) -> None:
-    assert producer.cancel("nobody") is CancelOutcome.UNKNOWN
-    assert not redis.exists(keys.cancel_key("nobody"))
-
-
-def test_many_cancels_at_once_leave_one_end(redis: Redis, producer: Producer) -> None:
-    for _ in range(10):
-        job_id = producer.submit(job())
-        with ThreadPoolExecutor(6) as pool:
-            outcomes = list(pool.map(producer.cancel, [job_id] * 6))
-        assert outcomes.count(CancelOutcome.CANCELLED) == 1
-        ends = [e for e in redis.xrange(keys.stream_key(job_id)) if b"end" in e[1]]
-        assert len(ends) == 1
-
-
-def test_a_cancelled_job_that_is_resumed_ends_behind_its_text(
-    redis: Redis, producer: Producer, write: WriteEntry
-) -> None:
-    job_id = producer.submit(job())
-    write(job_id, "3-0", Started(worker_id="w", sampler_version=1))
-
-    producer.cancel(job_id)
-
-    assert [item.id.attempt for item in producer.tail(job_id)][-1] == 4
-
-
 def test_rq_job_states_are_known() -> None:
     states = {
         status: client_queue.parse_rq_job([status.encode(), b"q"])
@@ -453,13 +235,6 @@ def test_rq_job_states_are_known() -> None:
 
     assert [job.state for job in states.values() if job] == ["queued", "running", "ended"]
     assert client_queue.parse_rq_job([None, None]) is None
-
-
-def test_an_end_that_a_cancel_writes_echoes_the_jobs_metadata(producer: Producer) -> None:
-    job_id = producer.submit(job(metadata={"row": 7}))
-    producer.cancel(job_id)
-
-    assert producer.result(job_id).end == Cancelled(metadata={"row": 7})
 
 
 def test_a_client_that_decodes_replies_is_refused(redis_url: str) -> None:

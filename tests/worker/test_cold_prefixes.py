@@ -21,7 +21,7 @@ from headwater.worker.sequence import Sequence
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from tests.worker.test_loop import ListSink
+from tests.worker.loop_bench import ListSink
 
 KINDS = ["plain", *CONFIGS]
 _SMALL = {

@@ -11,7 +11,7 @@ from headwater.worker.figures import Figures
 from headwater.worker.messages import Claim
 from headwater.worker.metrics import WorkerMetrics
 
-from .test_loop import Bench, claim
+from .loop_bench import Bench, claim
 
 KINDS = ("started", "resumed", "restarted")
 HISTORY = (DeltaPart(choice=0, start=0, token_ids=(5,), text=()),)

@@ -1,8 +1,5 @@
-"""The engine thread's loop, with a tiny model and a list where the publisher would be."""
+"""The engine thread's loop: what each job gets, and what it costs the others."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import mlx.core as mx
@@ -10,155 +7,21 @@ import pytest
 from headwater.schemas import (
     Cancelled,
     Channel,
-    DeltaPart,
-    End,
     Failed,
     Finished,
     FinishReason,
-    GenerationJob,
-    PositionLogprobs,
     SamplingParams,
     StreamMode,
 )
-from headwater.worker.admission import ModelLimits
 from headwater.worker.channel_family import ChannelFamily, Mode
-from headwater.worker.engine.engine import Engine
-from headwater.worker.engine.merged_runner import MergedRunner
-from headwater.worker.engine.runner import ModelRunner
-from headwater.worker.engine.sampler import SAMPLER_VERSION, Sampler
-from headwater.worker.engine.shared_kv.runner import SharedPrefixRunner
-from headwater.worker.grammars import Grammars
 from headwater.worker.job_opening import JobOpener
-from headwater.worker.loop import GenerationLoop
 from headwater.worker.messages import Claim
-from headwater.worker.metrics import WorkerMetrics
-from headwater.worker.prefix_cache import PrefixCache
-from headwater.worker.scheduler import Footprint, Scheduler, SchedulerSettings
-from headwater.worker.text import SequenceText, Vocabulary
-from tokenizers import Tokenizer, decoders, models
+from headwater.worker.text import SequenceText
 
 from tests.exactness.reference import greedy_alone
-from tests.tiny_models import VOCABULARY_SIZE, tiny_model
+from tests.tiny_models import VOCABULARY_SIZE
 
-PROMPT = (5, 9, 17, 3, 44, 9)
-
-
-@dataclass
-class ListSink:
-    """Remembers every event, by job."""
-
-    parts: dict[str, list[DeltaPart]] = field(default_factory=dict)
-    ends: dict[str, End] = field(default_factory=dict)
-    released: list[str] = field(default_factory=list)
-    restarted: list[str] = field(default_factory=list)
-
-    def delta(self, job_id: str, parts: Iterable[DeltaPart]) -> None:
-        assert job_id not in self.ends
-        self.parts.setdefault(job_id, []).extend(parts)
-
-    def restart(self, job_id: str) -> None:
-        self.restarted.append(job_id)
-
-    def end(self, job_id: str, end: End) -> None:
-        assert job_id not in self.ends
-        self.ends[job_id] = end
-
-    def release(self, job_id: str, reason: str) -> None:
-        self.released.append(job_id)
-
-    def tokens(self, job_id: str) -> list[int]:
-        return list(chain.from_iterable(part.token_ids for part in self.parts.get(job_id, [])))
-
-    def text(self, job_id: str) -> str:
-        spans = chain.from_iterable(part.text for part in self.parts.get(job_id, []))
-        return "".join(span.text for span in spans)
-
-
-@dataclass
-class Bench:
-    """A loop on a tiny model, and a clock that the test moves."""
-
-    pipelined: bool = True
-    runner: Callable[[Any], ModelRunner] = MergedRunner
-    alter: Callable[[Any], Any] = lambda model: model
-    family: ChannelFamily | None = None
-    adapters: tuple[str, ...] = ()
-    max_batch: int = 4
-    now: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.model = self.alter(tiny_model("llama"))
-        self.sink = ListSink()
-        self.metrics = WorkerMetrics()
-        runner = self.runner(self.model)
-        self.cache: PrefixCache[Any] = PrefixCache(runner.cache_kind)
-        self.scheduler = Scheduler(
-            self.cache,
-            SchedulerSettings(
-                max_batch=self.max_batch,
-                footprint=Footprint(shares_prefix=runner.shares_prefix),
-            ),
-            adapter_keys={alias: alias for alias in self.adapters},
-        )
-        self.engine = Engine(runner, Sampler(VOCABULARY_SIZE, ()))
-        vocabulary = Vocabulary(_tokenizer())
-        self.loop = GenerationLoop(
-            self.engine,
-            self.scheduler,
-            JobOpener(
-                vocabulary,
-                (),
-                SAMPLER_VERSION,
-                VOCABULARY_SIZE,
-                Grammars(vocabulary, VOCABULARY_SIZE, ()),
-                self.family,
-            ),
-            ModelLimits("tiny", VOCABULARY_SIZE, 256, "sha256:tiny", self.adapters),
-            self.sink,
-            self.metrics,
-            pipelined=self.pipelined,
-            clock=lambda: self.now,
-        )
-
-    def run(self, max_steps: int = 500) -> None:
-        for _ in range(max_steps):
-            if self.loop.is_idle:
-                self.cache.check_integrity()
-                return
-            self.loop.step()
-        raise AssertionError("the loop does not come to rest")
-
-
-def _tokenizer() -> Tokenizer:
-    """One character a token: the text shows the tokens."""
-    vocabulary = {chr(0x4E00 + index): index for index in range(VOCABULARY_SIZE)}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer
-
-
-def text_of(token_ids: Iterable[int]) -> str:
-    return "".join(chr(0x4E00 + token) for token in token_ids)
-
-
-def claim(job_id: str = "j", *, prompt: tuple[int, ...] = PROMPT, **fields: Any) -> Claim:
-    in_claim = {
-        name: fields.pop(name)
-        for name in ("history", "sampler_version", "strikes", "first_started_ms", "begun_at_ms")
-        if name in fields
-    }
-    values = {"max_tokens": 8} | fields
-    job = GenerationJob(job_id=job_id, model="tiny", prompt_token_ids=prompt, **values)
-    return Claim(job=job, queue_name="q", execution_id="e", attempt=1, **in_claim)
-
-
-@pytest.fixture(
-    params=[(True, MergedRunner), (False, MergedRunner), (True, SharedPrefixRunner)],
-    ids=["merged, pipelined", "merged", "shared, pipelined"],
-)
-def bench(request: pytest.FixtureRequest) -> Bench:
-    pipelined, runner = request.param
-    return Bench(pipelined=pipelined, runner=runner)
+from .loop_bench import PROMPT, Bench, by_choice, claim, logprobs_of, text_of
 
 
 def test_a_job_gives_what_its_prompt_alone_gives(bench: Bench) -> None:
@@ -276,84 +139,6 @@ def test_a_dropped_job_publishes_nothing_more(bench: Bench) -> None:
     assert bench.sink.ends == {}
 
 
-def test_what_is_handed_back_is_gone_on_with_at_the_next_token(bench: Bench) -> None:
-    bench.loop.admit(claim(max_tokens=20))
-    for _ in range(8):
-        bench.loop.step()
-    bench.loop.hand_back("drain")
-    bench.run()
-    history = tuple(bench.sink.parts["j"])
-    assert bench.sink.released == ["j"]
-    assert 0 < len(bench.sink.tokens("j")) < 20
-
-    heir = Bench(pipelined=bench.pipelined, runner=bench.runner)
-    heir.loop.admit(claim(max_tokens=20, history=history, sampler_version=SAMPLER_VERSION))
-    heir.run()
-
-    expected = greedy_alone(bench.model, PROMPT, 20)
-    assert bench.sink.tokens("j") + heir.sink.tokens("j") == expected
-    assert bench.sink.text("j") + heir.sink.text("j") == text_of(expected)
-    assert heir.sink.restarted == []
-    assert heir.sink.parts["j"][0].start == len(bench.sink.tokens("j"))
-
-
-def _history(
-    token_ids: list[int], text: str | None = None, choice: int = 0
-) -> tuple[DeltaPart, ...]:
-    span = {"text_start": 0, "text": text_of(token_ids) if text is None else text}
-    return (DeltaPart(choice=choice, start=0, token_ids=token_ids, text=(span,)),)
-
-
-def test_a_job_that_had_only_its_end_left_ends_without_generating(bench: Bench) -> None:
-    tokens = greedy_alone(bench.model, PROMPT, 8)
-    bench.loop.admit(claim(history=_history(tokens)))
-
-    assert isinstance(bench.sink.ends["j"], Finished)
-    assert bench.sink.tokens("j") == []
-    assert bench.loop.is_idle
-
-
-def test_text_that_cannot_be_continued_is_restarted(bench: Bench) -> None:
-    bench.loop.admit(claim(history=_history([1, 2], text="other text")))
-    bench.run()
-
-    assert bench.sink.restarted == ["j"]
-    assert bench.sink.tokens("j") == greedy_alone(bench.model, PROMPT, 8)
-
-
-def test_tokens_that_the_model_does_not_have_are_not_continued(bench: Bench) -> None:
-    bench.loop.admit(claim(history=_history([1, VOCABULARY_SIZE], text="")))
-    bench.run()
-
-    assert bench.sink.restarted == ["j"]
-    assert bench.sink.tokens("j") == greedy_alone(bench.model, PROMPT, 8)
-
-
-def test_a_deadline_that_passed_between_attempts_leaves_the_text_as_it_is(bench: Bench) -> None:
-    # The last attempt let its held text out and died before it had written the end.
-    history = _history([1, 2], text=text_of([1, 2]) + "held")
-    bench.loop.admit(
-        claim(history=history, deadline_s=2.0, first_started_ms=1000, begun_at_ms=4000)
-    )
-
-    end = bench.sink.ends["j"]
-    assert isinstance(end, Failed)
-    assert end.code == "deadline_exceeded"
-    assert bench.sink.restarted == []
-
-
-@pytest.mark.parametrize(("temperature", "restarts"), [(0.0, False), (0.8, True)])
-def test_another_samplers_draws_are_not_continued(
-    bench: Bench, temperature: float, restarts: bool
-) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=1)
-    history = _history(greedy_alone(bench.model, PROMPT, 2))
-    bench.loop.admit(claim(history=history, sampler_version=SAMPLER_VERSION + 1, sampling=sampling))
-    bench.run()
-
-    assert (bench.sink.restarted == ["j"]) is restarts
-
-
 def test_a_job_past_its_deadline_fails_and_frees_its_row(bench: Bench) -> None:
     bench.loop.admit(
         claim(max_tokens=100, deadline_s=10.0, first_started_ms=1000, begun_at_ms=4000)
@@ -404,45 +189,13 @@ def test_a_job_without_any_token_left_fails_and_says_so(bench: Bench) -> None:
     assert bench.sink.tokens("good") == greedy_alone(bench.model, PROMPT, 8)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_penalties_after_a_resume_count_the_published_tokens(
-    bench: Bench, temperature: float
-) -> None:
-    sampling = SamplingParams(
-        temperature=temperature,
-        seed=5,
-        repetition_penalty=1.8,
-        repetition_window=6,
-        presence_penalty=1.5,
-        frequency_penalty=1.0,
-    )
-    bench.loop.admit(claim(sampling=sampling, max_tokens=24))
-    bench.loop.admit(claim("other", max_tokens=9))
-    bench.run()
-    whole = bench.sink.tokens("j")
-
-    heir = Bench(pipelined=bench.pipelined, runner=bench.runner)
-    history = _history(whole[:11])
-    heir.loop.admit(
-        claim(sampling=sampling, max_tokens=24, history=history, sampler_version=SAMPLER_VERSION)
-    )
-    heir.run()
-
-    assert heir.sink.tokens("j") == whole[11:]
-    assert len(set(whole)) > len(set(greedy_alone(bench.model, PROMPT, 24)))
-
-
-def _told(parts: Iterable[DeltaPart]) -> list[PositionLogprobs]:
-    return [each for part in parts for each in part.logprobs or ()]
-
-
 def test_every_token_comes_with_its_logprobs(bench: Bench) -> None:
     bench.loop.admit(claim(logprobs=3))
     bench.loop.admit(claim("plain"))
     bench.run()
 
     tokens = greedy_alone(bench.model, PROMPT, 8)
-    told = _told(bench.sink.parts["j"])
+    told = logprobs_of(bench.sink.parts["j"])
     assert [each.token_id for each in told] == tokens
     assert [each.text for each in told] == list(text_of(tokens))
     assert all(len(each.top) == 3 and each.top[0].token_id == each.token_id for each in told)
@@ -450,27 +203,6 @@ def test_every_token_comes_with_its_logprobs(bench: Bench) -> None:
     end = bench.sink.ends["j"]
     assert isinstance(end, Finished)
     assert end.choices[0].logprobs is None
-
-
-def test_logprobs_are_told_once_across_a_hand_over_and_whole_at_a_final_jobs_end(
-    bench: Bench,
-) -> None:
-    bench.loop.admit(claim(logprobs=1, stream=StreamMode.FINAL, max_tokens=20))
-    for _ in range(8):
-        bench.loop.step()
-    bench.loop.hand_back("drain")
-    bench.run()
-    history = tuple(bench.sink.parts["j"])
-    heir = Bench(pipelined=bench.pipelined, runner=bench.runner)
-    heir.loop.admit(claim(logprobs=1, stream=StreamMode.FINAL, max_tokens=20, history=history))
-    heir.run()
-
-    expected = greedy_alone(bench.model, PROMPT, 20)
-    told = [*_told(history), *_told(heir.sink.parts["j"])]
-    assert [each.token_id for each in told] == expected
-    end = heir.sink.ends["j"]
-    assert isinstance(end, Finished)
-    assert end.choices[0].logprobs == tuple(told)
 
 
 POISON = 77
@@ -567,7 +299,7 @@ def test_choices_draw_for_themselves_and_share_the_prompt(bench: Bench) -> None:
     bench.loop.admit(claim(prompt=prompt, sampling=sampling))
     bench.run()
 
-    outputs = _by_choice(bench.sink.parts["j"])
+    outputs = by_choice(bench.sink.parts["j"])
     assert sorted(outputs) == [0, 1, 2]
     assert all(len(tokens) == 8 for tokens in outputs.values())
     assert len({tuple(tokens) for tokens in outputs.values()}) == 3
@@ -576,27 +308,3 @@ def test_choices_draw_for_themselves_and_share_the_prompt(bench: Bench) -> None:
     assert [choice.choice for choice in end.choices] == [0, 1, 2]
     assert (end.usage.prompt_tokens, end.usage.completion_tokens) == (24, 24)
     assert bench.cache.statistics.num_reused_tokens >= 2 * 23
-
-
-def test_choices_are_resumed_each_at_its_own_token(bench: Bench) -> None:
-    sampling = SamplingParams(temperature=1.0, seed=3, n=2)
-    bench.loop.admit(claim(sampling=sampling))
-    bench.run()
-    whole = _by_choice(bench.sink.parts["j"])
-    history = tuple(
-        _history(whole[choice][:cut], choice=choice)[0] for choice, cut in ((0, 5), (1, 2))
-    )
-
-    heir = Bench(pipelined=bench.pipelined, runner=bench.runner)
-    heir.loop.admit(claim(sampling=sampling, history=history, sampler_version=SAMPLER_VERSION))
-    heir.run()
-
-    rest = _by_choice(heir.sink.parts["j"])
-    assert rest == {0: whole[0][5:], 1: whole[1][2:]}
-
-
-def _by_choice(parts: Iterable[DeltaPart]) -> dict[int, list[int]]:
-    outputs: dict[int, list[int]] = {}
-    for part in parts:
-        outputs.setdefault(part.choice, []).extend(part.token_ids)
-    return outputs

@@ -15,7 +15,7 @@ from headwater.worker.text import PromptLog, Vocabulary
 from mlx_lm.models.cache import make_prompt_cache
 
 from tests.tiny_models import VOCABULARY_SIZE, tiny_model
-from tests.worker.test_loop import Bench, _tokenizer, claim, text_of
+from tests.worker.loop_bench import Bench, claim, one_character_tokenizer, text_of
 from tests.worker.test_readouts import count_prefilled_tokens
 
 PROMPT = tuple(index * 13 % VOCABULARY_SIZE for index in range(90))
@@ -188,7 +188,7 @@ def test_a_row_that_is_taken_away_is_told_of_once(bench: Bench) -> None:
 
 def test_positions_that_are_read_twice_are_told_once() -> None:
     """What is known already is left out, what would leave a hole waits to be read again."""
-    vocabulary = Vocabulary(_tokenizer())
+    vocabulary = Vocabulary(one_character_tokenizer())
     log = PromptLog(vocabulary, PROMPT)
     sequence = Sequence(claim().job)
 

@@ -12,7 +12,7 @@ from headwater.worker.engine.shared_kv.runner import SharedPrefixRunner
 from mlx_lm.models.cache import make_prompt_cache
 
 from tests.tiny_models import VOCABULARY_SIZE, tiny_model
-from tests.worker.test_loop import Bench, claim
+from tests.worker.loop_bench import Bench, claim
 
 PROMPT = (5, 9, 17, 3, 44, 9, 61, 2, 8, 8, 30, 12)
 CONTINUATIONS = ((7,), (7, 3), (1, 2, 3, 4, 5, 6, 7, 8, 9), (100, 7, 3), (7,))

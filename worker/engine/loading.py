@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from ..errors import StartupError
 from ..segment import CacheKind
-from .demo_model import DEMO_ALIAS, fetch_demo
+from .demo_model import DEMO_ALIAS, demo_directory, fetch_demo
 from .fingerprint import model_fingerprint, weights_digest
 from .segments import classify, flatten
 
@@ -87,7 +87,7 @@ def load_model(source: str) -> LoadedModel:
     On a CPU quantized and 16-bit weights become float32, which its BLAS computes far faster.
     Raises StartupError that says what to do.
     """
-    directory = fetch_demo() if source == DEMO_ALIAS else _directory(source)
+    directory = _demo() if source == DEMO_ALIAS else _directory(source)
     _check_files(directory)
     digest = weights_digest(directory)
     model, config = _load_weights(directory)
@@ -114,6 +114,12 @@ def load_model(source: str) -> LoadedModel:
             directory, digest.result(), (*dtypes, *classes, files.fingerprint)
         ),
     )
+
+
+def _demo() -> Path:
+    if not demo_directory().is_dir():
+        log.info("fetching_demo_model", size_mb=93, directory=str(demo_directory()))
+    return fetch_demo()
 
 
 def _directory(source: str) -> Path:

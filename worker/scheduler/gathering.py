@@ -35,12 +35,37 @@ class Gathering:
         limit = MAX_STEPS * self._budget.decode_step_s
         return self._since is None or now - self._since <= limit
 
-    def waits(self, rest: Seq[int], num_parked: int, now: float, *, is_anybody_ready: bool) -> bool:
-        """Say whether those who are ready wait in this step, which begins at *now*.
+    def hold_back(
+        self,
+        wanted: Seq[tuple[Placement, int]],
+        granted: list[tuple[Placement, int]],
+        ready: list[Placement],
+        num_parked: int,
+        now: float,
+    ) -> tuple[list[tuple[Placement, int]], list[Placement]]:
+        """Return who computes how much of its prompt in the step at *now*, and who decodes.
 
-        *rest* are the tokens that each prompt still lacks after it. Those who are parked wait
-        for one of these.
+        Without us it would be *granted*, of all who lack some of theirs (*wanted*), and *ready*.
+        *num_parked* wait for the prefix of one of these.
         """
+        given = dict(granted)
+        lacks = {
+            placement: placement.sequence.num_pending_tokens - given.get(placement, 0)
+            for placement, _ in wanted
+            if not placement.sequence.ends_with_prompt
+        }
+        rest = [num_tokens for num_tokens in lacks.values() if num_tokens]
+        is_anybody_ready = bool(ready) or len(rest) < len(lacks)
+        if not granted or not self._waits(rest, num_parked, now, is_anybody_ready=is_anybody_ready):
+            return granted, ready
+        # The last token of a prompt is computed in the step that begins to decode.
+        held = {placement for placement, num_tokens in lacks.items() if not num_tokens}
+        return [(placement, num - (placement in held)) for placement, num in granted], []
+
+    def _waits(
+        self, rest: Seq[int], num_parked: int, now: float, *, is_anybody_ready: bool
+    ) -> bool:
+        """Say whether those who are ready wait for prompts that lack *rest* after this step."""
         limit = MAX_STEPS_EACH * self._budget.decode_step_s
         is_short = [self._budget.prefill_s(num_tokens) <= limit for num_tokens in rest]
         waits = is_anybody_ready and (any(is_short) or (num_parked > 0 and all(is_short)))

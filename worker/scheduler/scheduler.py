@@ -281,22 +281,8 @@ class Scheduler(Generic[S]):
         if self._settings.prefill_chunk is not None or not self._gathering.is_open(rows, now):
             return self._grant(wanted, len(ready)), ready
         granted = self._grant(wanted, 0)
-        given = dict(granted)
-        lacks = {
-            placement: placement.sequence.num_pending_tokens - given.get(placement, 0)
-            for placement, _ in wanted
-            if not placement.sequence.ends_with_prompt
-        }
-        rest = [num_tokens for num_tokens in lacks.values() if num_tokens]
-        is_anybody_ready = bool(ready) or len(rest) < len(lacks)
         num_parked = self._leaders.num_parked
-        if not granted or not self._gathering.waits(
-            rest, num_parked, now, is_anybody_ready=is_anybody_ready
-        ):
-            return granted, ready
-        # The last token of a prompt is computed in the step that begins to decode.
-        held = {placement for placement, num_tokens in lacks.items() if not num_tokens}
-        return [(placement, num - (placement in held)) for placement, num in granted], []
+        return self._gathering.hold_back(wanted, granted, ready, num_parked, now)
 
     def _grant(
         self, wanted: list[tuple[Placement, int]], num_decode_rows: int

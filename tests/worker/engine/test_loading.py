@@ -8,11 +8,13 @@ from typing import Any
 import huggingface_hub.constants
 import mlx.core as mx
 import pytest
+from headwater.worker.engine import loading
 from headwater.worker.engine.loading import LoadedModel, load_model
 from headwater.worker.errors import StartupError
 from headwater.worker.segment import CacheKind
 from mlx_lm.models import llama
 from mlx_lm.utils import quantize_model, save_model
+from structlog.testing import capture_logs
 from tokenizers import Tokenizer, models
 
 CONFIG = {
@@ -188,6 +190,20 @@ def test_weights_cut_short_are_refused(directory: Path) -> None:
 
     with pytest.raises(StartupError, match="can't load"):
         load_model(str(directory))
+
+
+def test_who_waits_for_the_demo_model_is_told_so(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWATER_MODEL_CACHE", str(directory / "cache"))
+    monkeypatch.setattr(loading, "fetch_demo", lambda: directory)
+
+    with capture_logs() as logs:
+        load_model("demo")
+        loading.demo_directory().mkdir(parents=True)
+        load_model("demo")
+
+    assert [line["event"] for line in logs].count("fetching_demo_model") == 1
 
 
 def test_a_hub_name_while_offline_says_what_to_do(
