@@ -196,7 +196,7 @@ class GenerationLoop:
                 self._scheduler.add(sequence, now)
 
     def _launch(self, now: float) -> _InFlight | None:
-        plan = self._scheduler.schedule(now, self._commit)
+        plan = self._scheduler.schedule(now, self._commit, self._engine.nbytes)
         for commit in plan.early_commits:
             self._commit(commit)
         for sequence in plan.detach:

@@ -4,8 +4,10 @@ import random
 from dataclasses import dataclass
 
 import pytest
+from headwater.worker.engine import memory
 from headwater.worker.engine.loading import LoadedModel
 from headwater.worker.scheduler import SchedulerSettings
+from headwater.worker.segment import CacheKind
 
 from tests.worker.test_cold_prefixes import (  # noqa: F401 - fixtures
     Worker,
@@ -94,6 +96,39 @@ def test_the_budget_is_never_exceeded_by_more_than_an_entry(
     loaded: LoadedModel,  # noqa: F811 - the fixture's value
 ) -> None:
     assert check_budget(loaded, 1, 8) > 0
+
+
+@pytest.mark.parametrize("num_shared", [0, 60])
+@pytest.mark.parametrize("num_rows", [3, 6])
+def test_rows_pads_and_cache_really_hold_no_more_than_the_budget(
+    loaded: LoadedModel,  # noqa: F811 - the fixture's value
+    num_rows: int,
+    num_shared: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the runner holds is asked after each step: free pages and ends of tails, too."""
+    monkeypatch.setattr(memory, "_activation_nbytes", lambda config: 0)
+    unlimited = Worker(loaded, None, kv_budget_bytes=10**10)
+    footprint = unlimited.loop._scheduler._settings.footprint
+    budget = num_rows * footprint.row_nbytes(LONGEST + 20, 0)
+    runner = unlimited.loop._engine._runner
+    worker = Worker(loaded, None, runner=runner, kv_budget_bytes=budget, max_batch=16)
+    excess = Excess()
+    watch(worker, excess)
+    rng = random.Random(5)
+    for index in range(16):
+        own = tokens(100 + index, rng.randrange(20, LONGEST - num_shared))
+        worker.admit(job(f"job-{index}", tokens(1, num_shared) + own, max_tokens=20))
+    peak = 0
+    while not worker.loop.is_idle:
+        worker.loop.step()
+        peak = max(peak, worker.loop.kv_nbytes)
+
+    assert {end.type for end in worker.sink.ends.values()} == {"finished"}
+    assert len(worker.sink.ends) == 16
+    assert worker.loop._scheduler.cache.statistics.num_evicted_nodes > 0
+    is_cuttable = runner.cache_kind is CacheKind.SEGMENTS
+    assert peak <= (1.1 * budget if is_cuttable else budget + excess.largest_entry)
 
 
 @pytest.mark.long

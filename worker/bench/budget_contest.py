@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from ..assembly import LoopSettings
 from ..engine.memory import measure_row_cost
+from ..scheduler import Footprint
 from .budget import BudgetSettings
 from .generation_contest import same_text
 from .record import Record
@@ -22,8 +23,8 @@ def prepare(settings: BudgetSettings) -> Contest:
         for index in range(settings.jobs)
     ]
     cost = measure_row_cost(lab.runner, lab.loaded)
-    num_row_tokens = settings.prompt_tokens + settings.new_tokens
-    row_nbytes = cost.bytes_per_row + num_row_tokens * cost.bytes_per_token
+    footprint = Footprint(**cost._asdict())
+    row_nbytes = footprint.row_nbytes(settings.prompt_tokens + settings.new_tokens, 0)
     budget = settings.rows * row_nbytes + settings.prompt_tokens * cost.bytes_per_prefill_token
     last: dict[str, Record] = {}
 

@@ -83,6 +83,8 @@ class AdapterRunner:
         self._runners.update(adapted)
         self.cache_kind = base.cache_kind
         self.shares_prefix = base.shares_prefix
+        spare_tokens = base.allocation.spare_tokens * len(self._runners)
+        self.allocation = base.allocation._replace(spare_tokens=spare_tokens)
 
     @property
     def nbytes(self) -> int:

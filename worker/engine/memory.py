@@ -7,6 +7,7 @@ import mlx.core as mx
 from headwater.schemas import GenerationJob
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
+from ..allocation import Allocation
 from ..sequence import Sequence
 from .loading import LoadedModel
 from .prompt_reader import reading_nbytes
@@ -59,6 +60,7 @@ class RowCost(NamedTuple):
     """Logits of a forward in which prompts are read."""
     shares_prefix: bool
     """Whether the prefix cache's segments are not copied into rows."""
+    allocation: Allocation
 
 
 def measure_row_cost(runner: ModelRunner, loaded: LoadedModel) -> RowCost:
@@ -81,6 +83,7 @@ def measure_row_cost(runner: ModelRunner, loaded: LoadedModel) -> RowCost:
         bytes_per_prefill_token=_activation_nbytes(loaded.config),
         reading_nbytes=reading_nbytes(loaded.vocab_size),
         shares_prefix=runner.shares_prefix,
+        allocation=runner.allocation,
     )
 
 

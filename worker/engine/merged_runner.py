@@ -12,7 +12,7 @@ from ..sequence import Sequence
 from .prefill_reader import PrefillReader
 from .projection import Projection
 from .row_runner import Row, check_range, check_state_position, is_batchable
-from .runner import CacheKind, DeviceSegment, Segment, prefill_then_decode
+from .runner import MLX_LM_ALLOCATION, CacheKind, DeviceSegment, Segment, prefill_then_decode
 from .segments import classify, extract_kv, flatten, state_arrays
 from .states import StateSegment
 
@@ -26,6 +26,7 @@ class MergedRunner:
     """
 
     shares_prefix = False
+    allocation = MLX_LM_ALLOCATION
 
     def __init__(self, model: Module) -> None:
         caches = make_prompt_cache(model)

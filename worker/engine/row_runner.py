@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from ..sequence import Sequence
 from .prefill_reader import PrefillReader, forward_with_reader
 from .projection import Projection, last_position
-from .runner import CacheKind, DeviceSegment, Segment, prefill_then_decode
+from .runner import MLX_LM_ALLOCATION, CacheKind, DeviceSegment, Segment, prefill_then_decode
 from .segments import (
     KVSegment,
     QuantizedKVSegment,
@@ -89,6 +89,7 @@ class RowRunner:
     """A ModelRunner that gives every row a forward of its own."""
 
     shares_prefix = False
+    allocation = MLX_LM_ALLOCATION
 
     def __init__(self, model: Module, make_caches: CacheFactory = make_prompt_cache) -> None:
         self._model = model

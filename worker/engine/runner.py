@@ -6,10 +6,12 @@ lets it have.
 """
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache
 
+from ..allocation import Allocation
 from ..segment import CacheKind, Segment
 from ..sequence import Sequence
 from .prefill_reader import PrefillReader
@@ -49,6 +51,10 @@ class Padding(NamedTuple):
         return self.num_pads / max(1, self.num_prefilled)
 
 
+MLX_LM_ALLOCATION: Final = Allocation(page_tokens=KVCache.step, tail_tokens=KVCache.step)
+"""Of rows in mlx-lm's caches."""
+
+
 class ModelRunner(Protocol):
     """Keys and values of the running sequences, and the forwards over them.
 
@@ -59,6 +65,7 @@ class ModelRunner(Protocol):
     cache_kind: CacheKind
     shares_prefix: bool
     """Whether rows refer to the segments of their prefix instead of copying them."""
+    allocation: Allocation
 
     @property
     def nbytes(self) -> int:

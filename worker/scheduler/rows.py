@@ -55,9 +55,13 @@ class Rows(Generic[S]):
             self._cache.discard(failed.root_key, failed.tokens, num_cached)
         self._unsound.clear()
 
-    def begin(self, num_prefill_tokens: int) -> None:
-        """Start the plan of a step that computes so many prompt tokens at most."""
-        self.memory.begin((placement.sequence for placement in self), num_prefill_tokens)
+    def begin(self, num_prefill_tokens: int, held_nbytes: int) -> None:
+        """Start the plan of a step that computes so many prompt tokens at most.
+
+        The engine holds *held_nbytes* of the rows.
+        """
+        running = (placement.sequence for placement in self)
+        self.memory.begin(running, num_prefill_tokens, held_nbytes)
 
     def next_victim(self) -> Placement:
         """Return who has to go first: of the lowest class, the youngest."""

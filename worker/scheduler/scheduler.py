@@ -49,6 +49,8 @@ class Scheduler(Generic[S]):
         self._budget = PrefillBudget(settings.target_itl_ms, settings.max_prefill_tokens)
         self._gathering = Gathering(self._budget)
         self._is_oldests_turn = False
+        self._is_crowded = False
+        """Whether the engine held too much for its rows, of which none has ended since."""
         self._num_arrived = 0
         # These take effect at the next schedule, when the last plan has been carried out:
         self._returning: list[Placement] = []
@@ -116,15 +118,22 @@ class Scheduler(Generic[S]):
         """Forget a failed sequence; what it put into the cache is dropped with it."""
         self._forget(sequence, is_sound=False)
 
-    def schedule(self, now: float, save: Callable[[Commit], object] | None = None) -> StepPlan[S]:
+    def schedule(
+        self,
+        now: float,
+        save: Callable[[Commit], object] | None = None,
+        held_nbytes: int = 0,
+    ) -> StepPlan[S]:
         """Plan the next step.
+
+        *held_nbytes* is what the engine holds of the rows, whatever it needs that memory for.
 
         *save* carries out the commits of rows that have ended, so that whoever is admitted in
         this step finds them; without it they are among the plan's early commits.
         """
         plan: StepPlan[S] = StepPlan()
         self._settle()
-        self._rows.begin(self._max_prefill_tokens())
+        self._rows.begin(self._max_prefill_tokens(), held_nbytes)
         self._detach_ended(plan)
         if save is not None:
             for commit in plan.early_commits:
@@ -193,14 +202,19 @@ class Scheduler(Generic[S]):
     def _detach_ended(self, plan: StepPlan[S]) -> None:
         for placement, is_sound in self._ended:
             self._detach(placement, plan, is_sound=is_sound)
+            self._is_crowded = False
         self._ended.clear()
 
     def _make_room(self, plan: StepPlan[S]) -> bool:
-        """Let the running rows grow: evict, then preempt; return whether nobody had to go."""
+        """Let the running rows grow: evict, then preempt; return whether others may come."""
         while len(self._rows) > 1 and self._rows.memory.is_over:
             self._preempt(self._rows.next_victim(), plan)
+        if len(self._rows) > 1 and not plan.num_preempted and self._rows.memory.holds_too_much:
+            # One: what the engine holds is known again when it has gone.
+            self._preempt(self._rows.next_victim(), plan)
+            self._is_crowded = True
         self._rows.memory.evict()
-        return plan.num_preempted == 0
+        return not (plan.num_preempted or self._is_crowded)
 
     def _admit(self, plan: StepPlan[S], now: float) -> None:
         if any(placement.is_solo for placement in self._rows):

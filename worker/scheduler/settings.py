@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from ..allocation import EXACT, Allocation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
@@ -21,15 +23,22 @@ class Footprint:
     """Logits of a forward in which prompts are read, whoever's they are; freed after it."""
     shares_prefix: bool = False
     """Whether rows refer to the prefix cache's segments instead of copying them."""
+    allocation: Allocation = EXACT
 
     def row_nbytes(self, num_tokens: int, num_shared_tokens: int) -> int:
         """Bytes of a row of *num_tokens* of which the prefix cache holds *num_shared_tokens*."""
         own = num_tokens - num_shared_tokens if self.shares_prefix else num_tokens
-        return self.state_nbytes(num_tokens) + self.bytes_per_token * own
+        held = self.allocation.held_tokens(own)
+        return self.state_nbytes(num_tokens) + self.bytes_per_token * held
 
     def commit_nbytes(self, start: int, end: int) -> int:
         """Bytes of tokens [*start*, *end*) in the prefix cache, with the state at *end*."""
         return self.state_nbytes(end) + self.bytes_per_token * (end - start)
+
+    def spare_nbytes(self, rows_nbytes: int) -> int:
+        """Bytes that may be kept of rows that have gone, beside *rows_nbytes* of others."""
+        spare = self.allocation.spare_tokens * self.bytes_per_token
+        return max(spare, int(self.allocation.spare_share * rows_nbytes))
 
     def state_nbytes(self, num_tokens: int) -> int:
         """Bytes of a state after *num_tokens*."""

@@ -9,7 +9,13 @@ from typing import Any, Self
 import pytest
 from headwater.schemas import GenerationJob, Priority
 from headwater.worker.prefix_cache import PrefixCache
-from headwater.worker.scheduler import Commit, Scheduler, SchedulerSettings, StepPlan
+from headwater.worker.scheduler import (
+    Commit,
+    Footprint,
+    Scheduler,
+    SchedulerSettings,
+    StepPlan,
+)
 from headwater.worker.segment import CacheKind
 from headwater.worker.sequence import Sequence
 
@@ -49,20 +55,28 @@ class TokenSegment:
 class FakeEngine:
     """Rows are lists of tokens; every instruction is checked against what the row has."""
 
-    def __init__(self, kind: CacheKind, *, shares_prefix: bool) -> None:
+    def __init__(self, kind: CacheKind, footprint: Footprint) -> None:
         self.kind = kind
-        self.shares_prefix = shares_prefix
+        self.shares_prefix = footprint.shares_prefix
+        self.allocation = footprint.allocation
         self.rows: dict[Sequence, list[int]] = {}
         self.prefixes: dict[Sequence, list[TokenSegment]] = {}
         """What rows would share, were they told to."""
         self.num_prompt_tokens = 0
         """Prompt tokens computed so far."""
-        self.peak_nbytes = 0
+        self.num_free_tokens = 0
+        """Room for tokens that rows which have gone left behind."""
+        self.num_extra_tokens = 0
+        """Held for whatever else."""
 
     @property
     def nbytes(self) -> int:
-        shared = sum(self.num_shared_tokens(sequence) for sequence in self.rows)
-        return BYTES_PER_TOKEN * (sum(map(len, self.rows.values())) - shared)
+        held = sum(self.allocation.held_tokens(self.num_own_tokens(row)) for row in self.rows)
+        return BYTES_PER_TOKEN * (held + self.num_free_tokens + self.num_extra_tokens)
+
+    def num_own_tokens(self, sequence: Sequence) -> int:
+        """Tokens of a row that it holds itself."""
+        return len(self.rows[sequence]) - self.num_shared_tokens(sequence)
 
     def num_shared_tokens(self, sequence: Sequence) -> int:
         """Tokens of a row that it does not hold itself."""
@@ -79,6 +93,8 @@ class FakeEngine:
             self.prefixes[sequence] = list(prefix)
 
     def detach(self, sequence: Sequence) -> None:
+        if sequence in self.rows:
+            self.num_free_tokens += self.num_own_tokens(sequence)
         self.prefixes.pop(sequence, None)
         self.rows.pop(sequence, None)
 
@@ -98,6 +114,10 @@ class FakeEngine:
             if sequence.num_pending_tokens == 0:
                 sequence.num_unread_tokens += 1
                 sampled.append(sequence)
+            self.num_free_tokens = max(0, self.num_free_tokens - num_tokens)
+        num_own = sum(map(self.num_own_tokens, self.rows))
+        spare = max(self.allocation.spare_tokens, int(self.allocation.spare_share * num_own))
+        self.num_free_tokens = min(self.num_free_tokens, spare if self.rows else 0)
         return sampled
 
     def extract(self, sequence: Sequence, start: int, end: int) -> TokenSegment:
@@ -126,8 +146,7 @@ class Worker:
     def __post_init__(self) -> None:
         self.cache: PrefixCache[TokenSegment] = PrefixCache(self.kind)
         self.scheduler: Scheduler[TokenSegment] = Scheduler(self.cache, self.settings, "model")
-        shares_prefix = self.settings.footprint.shares_prefix
-        self.engine = FakeEngine(self.kind, shares_prefix=shares_prefix)
+        self.engine = FakeEngine(self.kind, self.settings.footprint)
         self.now = 0.0
         self.unread: list[Sequence] = []
         self.finished: list[Sequence] = []
@@ -143,7 +162,7 @@ class Worker:
             self.scheduler.add(sequence, self.now)
 
     def step(self) -> None:
-        plan = self.plan = self.scheduler.schedule(self.now, self._save)
+        plan = self.plan = self.scheduler.schedule(self.now, self._save, self.engine.nbytes)
         for commit in plan.early_commits:
             self._save(commit)
         for sequence in plan.detach:

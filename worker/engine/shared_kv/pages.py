@@ -9,11 +9,11 @@ PAGE_TOKENS: Final = 32
 """Tokens of a page: what a row is padded by, against the cost of a small product for each."""
 MAX_SLABS: Final = 4
 """Each slab costs a pass of its own in every layer."""
-MIN_SLAB_PAGES: Final = 8
+MIN_SLAB_PAGES: Final = 4
 _GROWTH: Final = 8
 """A new slab has an eighth of the pages in use."""
-_MAX_FREE: Final = 4
-"""More than a quarter of the pages in use is not kept free."""
+MAX_FREE_SHARE: Final = 0.25
+"""Of the pages in use, no more are kept free."""
 
 
 class Page:
@@ -105,7 +105,7 @@ class PageTable:
     def tidy(self) -> list[Move]:
         """Bound the free pages and the number of slabs; return the moves, to be made in order."""
         moves = []
-        while self.num_free > max(MIN_SLAB_PAGES, self.num_used // _MAX_FREE):
+        while self.num_free > max(MIN_SLAB_PAGES, int(MAX_FREE_SHARE * self.num_used)):
             emptiest = max(self.slabs, key=lambda slab: slab.num_free / len(slab.pages))
             moves.append(self._merge([emptiest]))
         while len(self.slabs) > MAX_SLABS:

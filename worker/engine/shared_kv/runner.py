@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from ...allocation import Allocation
 from ...sequence import Sequence
 from ..prefill_reader import PrefillReader, forward_with_reader
 from ..projection import Projection
@@ -14,10 +15,11 @@ from ..row_runner import check_range, check_state_position
 from ..runner import CacheKind, DeviceSegment, Padding, Segment, prefill_then_decode
 from . import attention
 from .coalescing import Coalescer
-from .decode import DecodeGroup
+from .decode import TAIL_TOKENS, DecodeGroup
 from .joint import Joint
 from .kinds import ModelLayers
 from .layout import depth_first, pack
+from .pages import MAX_FREE_SHARE, MIN_SLAB_PAGES, PAGE_TOKENS
 from .pool import PagePool
 from .prefill import PrefillBatch
 from .row import MAX_ABSORBED_TOKENS, Row
@@ -34,6 +36,7 @@ class SharedPrefixRunner:
     """
 
     shares_prefix = True
+    allocation = Allocation(PAGE_TOKENS, TAIL_TOKENS, MIN_SLAB_PAGES * PAGE_TOKENS, MAX_FREE_SHARE)
 
     def __init__(self, model: Module) -> None:
         self._layers = ModelLayers.of(model)
