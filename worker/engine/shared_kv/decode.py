@@ -187,7 +187,9 @@ def _as_pages(joined: Seq[LayerKV | None], num_pages: Seq[int]) -> LayerKV:
 
 def _cut(array: mx.array, num_pages: int) -> mx.array:
     _, heads, _, dim = array.shape
-    first = array[0, :, : num_pages * PAGE_TOKENS].reshape(heads, num_pages, PAGE_TOKENS, dim)
+    first = array.squeeze(0)[:, : num_pages * PAGE_TOKENS].reshape(
+        heads, num_pages, PAGE_TOKENS, dim
+    )
     return first.swapaxes(0, 1)
 
 

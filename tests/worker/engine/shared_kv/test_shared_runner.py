@@ -9,10 +9,11 @@ import mlx.core as mx
 import pytest
 from headwater.worker.engine.parity import choose_runner
 from headwater.worker.engine.segments import KVSegment, LayerKV
-from headwater.worker.engine.shared_kv import SharedPrefixRunner, attention
+from headwater.worker.engine.shared_kv import SharedPrefixRunner
 from headwater.worker.engine.shared_kv.batch import OwnMask
 from headwater.worker.engine.shared_kv.decode import TAIL_TOKENS
 from headwater.worker.engine.shared_kv.pages import MIN_SLAB_PAGES, PAGE_TOKENS
+from headwater.worker.engine.shared_kv.parts import weights_of
 
 from tests.device_memory import settled_active_memory
 from tests.exactness.reference import ExactnessReport, assert_logits_close, logits_alone
@@ -267,7 +268,8 @@ def test_a_long_segment_does_not_overflow_sixteen_bits() -> None:
     scores = mx.zeros((1, 1, num_keys), mx.float16)
     values = mx.full((1, num_keys, dim), 5.0, mx.float16)
 
-    output, log_weight = attention._weigh(scores, values)
+    weights, log_weight = weights_of(scores)
+    output = weights.astype(mx.float16) @ values
 
     assert mx.allclose(output, mx.full((1, 1, dim), 5.0, mx.float16), rtol=1e-2)
     assert log_weight.item() == pytest.approx(math.log(num_keys), rel=1e-5)

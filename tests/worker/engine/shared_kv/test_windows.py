@@ -5,11 +5,12 @@ import random
 import mlx.core as mx
 import pytest
 from headwater.worker.engine.segments import KVSegment, LayerKV
-from headwater.worker.engine.shared_kv import SharedPrefixRunner, attention
+from headwater.worker.engine.shared_kv import SharedPrefixRunner
 from headwater.worker.engine.shared_kv.batch import LayerCache, OwnMask
 from headwater.worker.engine.shared_kv.kinds import ModelLayers
 from headwater.worker.engine.shared_kv.layout import find_spans
 from headwater.worker.engine.shared_kv.page_views import PageViews
+from headwater.worker.engine.shared_kv.parts import Part, together, weights_of, with_sinks
 from headwater.worker.engine.shared_kv.prefill import PrefillBatch
 from headwater.worker.engine.shared_kv.windows import views
 from mlx import nn
@@ -137,11 +138,11 @@ def test_sinks_take_their_share_once_however_many_parts_there_are() -> None:
         queries, keys, values, scale=1.0, mask=None, sinks=sinks
     )
 
-    parts = [
-        attention._weigh(queries @ keys[:, :, at].swapaxes(-1, -2), values[:, :, at])
-        for at in (slice(0, 5), slice(5, 6), slice(6, 12))
-    ]
-    actual = attention._with_sinks(attention._together(parts), sinks)
+    parts = []
+    for at in (slice(0, 5), slice(5, 6), slice(6, 12)):
+        weights, log_weight = weights_of(queries @ keys[:, :, at].swapaxes(-1, -2))
+        parts.append(Part(weights @ values[:, :, at], log_weight))
+    actual = with_sinks(together(parts), sinks)
 
     assert mx.allclose(actual, expected, atol=1e-5)
 
