@@ -17,7 +17,7 @@ HEADROOM = 0.9
 """Share of the target that a step is planned for; chunks deep in a prompt cost more."""
 MIN_STEP_S = 1e-6
 """A clock may not have moved at all."""
-ALONE = 2.0
+ALONE = 3.0
 """Where nothing decodes, a step may take so many times the target: only who comes waits."""
 WEIGHT = 0.3
 """Weight of the newest measurement."""

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 from typing import Any, NoReturn
 
 import mlx.core as mx
@@ -10,7 +11,7 @@ from mlx_lm.models import base
 
 from ..segments import LayerKV
 from .batch import LayerCache, OwnMask
-from .depths import by_rows
+from .depths import Run, by_rows, scores_of_run, split_by_size, values_of_run
 from .joint import JointLayer, JointMask
 from .page_index import LayerPages
 from .paged import scores_of_pages, values_of_pages
@@ -56,30 +57,40 @@ def attention(
         _refuse_mask()
     window = cache.window(mask)
     queries = queries * scale
-    own = LayerKV(keys, values)
-    parts = [_own(queries, own, cache.own_mask(window), cache.pages(window))]
-    parts += [by_rows(queries, depth, keys.shape[1]) for depth in cache.shared(window)]
+    pages = cache.pages(window)
+    num_own = keys.shape[2] + sum(each.width for each in pages)
+    rows, heads, length, _ = queries.shape
+    runs, apart = split_by_size(cache.shared(window), heads * length, rows, num_own)
+    parts = [_at_once(queries, LayerKV(keys, values), cache.own_mask(window), pages, runs)]
+    parts += [by_rows(queries, depth, keys.shape[1]) for depth in apart]
     whole = together(parts)
     return whole.output if sinks is None else with_sinks(whole, sinks)
 
 
-def _own(queries: mx.array, own: LayerKV, mask: mx.array, pages: Seq[LayerPages]) -> Part:
-    """Attend over each row's own keys, (rows, heads, tokens, D), and those in its pages."""
+def _at_once(
+    queries: mx.array, own: LayerKV, mask: mx.array, pages: Seq[LayerPages], runs: Seq[Run]
+) -> Part:
+    """Attend over rows' own keys, (rows, heads, tokens, D), their pages, and shared segments."""
     rows, heads, length, dim = queries.shape
     kv_heads, num_own = own.keys.shape[1:3]
     grouped = queries.reshape(rows, kv_heads, -1, dim)
     scores = multiply(grouped, own.keys.swapaxes(-1, -2))
     scores = masked(scores.reshape(rows, kv_heads, -1, length, num_own), mask)
-    scores = scores.reshape(rows, kv_heads, -1, num_own)
-    paged = [masked(scores_of_pages(grouped, each), each.mask) for each in pages]
-    weights, log_weight = weights_of(mx.concatenate([scores, *paged], axis=-1) if pages else scores)
-    weights = weights.astype(own.values.dtype)
-    output = multiply(weights[..., :num_own], own.values)
-    first = num_own
-    for each, of_pages in zip(pages, paged, strict=True):
-        last = first + of_pages.shape[-1]
-        output = output + values_of_pages(weights[..., first:last], each)
-        first = last
+    all_scores = [scores.reshape(rows, kv_heads, -1, num_own)]
+    all_scores += [masked(scores_of_pages(grouped, each), each.mask) for each in pages]
+    by_head = grouped.swapaxes(0, 1)
+    all_scores += [scores_of_run(by_head, run) for run in runs]
+    is_one = len(all_scores) == 1
+    weights, log_weight = weights_of(
+        all_scores[0] if is_one else mx.concatenate(all_scores, axis=-1)
+    )
+    ends = list(accumulate(each.shape[-1] for each in all_scores))
+    shares = mx.split(weights.astype(own.values.dtype), ends[:-1], axis=-1)
+    output = multiply(shares[0], own.values)
+    for each, share in zip(pages, shares[1:], strict=False):
+        output = output + values_of_pages(share, each)
+    for run, share in zip(runs, shares[1 + len(pages) :], strict=True):
+        output = output + values_of_run(share, run)
     part = Part(output, log_weight)
     return Part(*(array.reshape(rows, heads, length, -1) for array in part))
 

@@ -1,5 +1,6 @@
 """Attention over shared segments, depth by depth of the trie."""
 
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import mlx.core as mx
@@ -12,6 +13,60 @@ _MAX_SCORES: Final = 1 << 18
 """On a CPU, so many are computed at once: more don't stay in its cache between passes."""
 _MAX_PADDING: Final = 1.5
 """Segments of different lengths are weighed together with so many times the scores at most."""
+
+
+Run = list[LayerSpan]
+"""Adjacent segments of one depth."""
+
+
+def split_by_size(
+    depths: list[list[LayerSpan]], num_queries: int, num_rows: int, num_own: int
+) -> tuple[list[Run], list[list[LayerSpan]]]:
+    """Return depths that are runs to be weighed together with *num_own* keys, and the others.
+
+    *num_queries* is that of a row, in all heads.
+    """
+    together: list[Run] = []
+    apart: list[list[LayerSpan]] = []
+    width = num_own
+    for depth in depths:
+        runs = _runs(depth, num_queries)
+        wider = width + max(map(_num_keys, depth))
+        if len(runs) == 1 and wider * num_rows * num_queries <= _MAX_SCORES:
+            together += runs
+            width = wider
+        else:
+            apart.append(depth)
+    return together, apart
+
+
+def scores_of_run(queries: mx.array, run: Run) -> mx.array:
+    """Multiply *queries*, (kv heads, rows, Q, D), by keys: (rows, kv heads, Q, T).
+
+    Where a row has no segment in *run*, its scores weigh nothing.
+    """
+    kv_heads, num_rows, num_queries, dim = queries.shape
+    first, last = run[0].first_row, run[-1].last_row
+    flat = queries[:, first:last].reshape(kv_heads, -1, dim)
+    scores = _block_scores(flat, [_block(span, num_queries) for span in run])
+    by_row = scores.reshape(kv_heads, last - first, num_queries, -1)
+    if last - first < num_rows:
+        lowest = mx.finfo(scores.dtype).min
+        outside = [(0, 0), (first, num_rows - last), (0, 0), (0, 0)]
+        by_row = mx.pad(by_row, outside, constant_values=lowest)
+    return by_row.swapaxes(0, 1)
+
+
+def values_of_run(weights: mx.array, run: Run) -> mx.array:
+    """Weigh values by *weights*, (rows, kv heads, Q, T): (rows, kv heads, Q, D)."""
+    num_rows, kv_heads, num_queries, num_keys = weights.shape
+    first, last = run[0].first_row, run[-1].last_row
+    flat = weights[first:last].swapaxes(0, 1).reshape(kv_heads, -1, num_keys)
+    output = _block_values(flat, [_block(span, num_queries) for span in run])
+    by_row = output.reshape(kv_heads, last - first, num_queries, -1).swapaxes(0, 1)
+    if last - first < num_rows:
+        by_row = mx.pad(by_row, [(first, num_rows - last), (0, 0), (0, 0), (0, 0)])
+    return by_row
 
 
 def by_rows(queries: mx.array, depth: list[LayerSpan], kv_heads: int) -> Part:
@@ -27,7 +82,7 @@ def by_rows(queries: mx.array, depth: list[LayerSpan], kv_heads: int) -> Part:
     return parts[0] if len(parts) == 1 else joined(parts, axis=0)
 
 
-def _runs(depth: list[LayerSpan], num_queries: int) -> list[list[LayerSpan]]:
+def _runs(depth: list[LayerSpan], num_queries: int) -> list[Run]:
     """Put adjacent spans together that cost less as one padded block: fewer operations.
 
     *num_queries* is that of a row, in all heads.
@@ -59,7 +114,7 @@ def _gap(num_rows: int, shape: tuple[int, ...], dtype: mx.Dtype) -> list[Part]:
     return [Part(mx.zeros((num_rows, *shape), dtype), log_weight)]
 
 
-def _run(queries: mx.array, run: list[LayerSpan], kv_heads: int) -> Part:
+def _run(queries: mx.array, run: Run, kv_heads: int) -> Part:
     """Attend over adjacent segments: one product each for all its rows and grouped heads."""
     rows, heads, length, dim = queries.shape
     group = heads // kv_heads
@@ -101,21 +156,33 @@ def _block(span: LayerSpan, num_queries_of_row: int) -> _Block:
 
 def _attend(queries: mx.array, blocks: list[_Block]) -> Part:
     """Attend with *queries*, (kv heads, queries of all blocks, D), each over its block's keys."""
+    weights, log_weight = weights_of(_block_scores(queries, blocks))
+    return Part(_block_values(weights.astype(blocks[0].values.dtype), blocks), log_weight)
+
+
+def _block_scores(queries: mx.array, blocks: list[_Block]) -> mx.array:
+    """Return (kv heads, queries of all blocks, T), T being that of the longest block."""
     widest = max(block.keys.shape[1] for block in blocks)
-    scores = []
-    ranges: list[slice] = []
-    first = 0
-    for block in blocks:
-        ranges.append(slice(first, first + block.num_queries))
-        first += block.num_queries
-        scores.append(_padded(_scores(queries[:, ranges[-1]], block), widest))
-    weights, log_weight = weights_of(scores[0] if len(scores) == 1 else mx.concatenate(scores, 1))
-    weights = weights.astype(blocks[0].values.dtype)
+    scores = [
+        _padded(_scores(queries[:, at], block), widest)
+        for at, block in zip(_ranges(blocks), blocks, strict=True)
+    ]
+    return scores[0] if len(scores) == 1 else mx.concatenate(scores, axis=1)
+
+
+def _block_values(weights: mx.array, blocks: list[_Block]) -> mx.array:
+    """Weigh each block's values by *weights*, (kv heads, queries of all blocks, T)."""
     outputs = [
         weights[:, at, : block.keys.shape[1]] @ block.values
-        for at, block in zip(ranges, blocks, strict=True)
+        for at, block in zip(_ranges(blocks), blocks, strict=True)
     ]
-    return Part(outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, 1), log_weight)
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+
+
+def _ranges(blocks: list[_Block]) -> list[slice]:
+    """Return which queries are whose."""
+    ends = list(accumulate(block.num_queries for block in blocks))
+    return [slice(end - block.num_queries, end) for end, block in zip(ends, blocks, strict=True)]
 
 
 def _scores(queries: mx.array, block: _Block) -> mx.array:

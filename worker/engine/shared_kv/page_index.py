@@ -11,7 +11,7 @@ from .shapes import bucket
 
 
 class PageProducts(NamedTuple):
-    """Indices of matrices, each (entries, heads, parts)."""
+    """Indices of matrices, each (entries, heads, parts), as MLX's products want them: unsigned."""
 
     of_query: mx.array
     """In (rows x heads x parts)."""
@@ -47,6 +47,7 @@ class PageIndex:
         self._places = mx.array(places + [0] * num_pads)
         self._starts = mx.array(starts).reshape(num_rows, self._width)
         taken = set(places)
+        self._is_full = len(taken) == len(entries)
         is_page = mx.array([place in taken for place in range(len(entries))])
         self._is_page = is_page.reshape(num_rows, self._width)
         self.of_row = mx.array(entries)
@@ -55,8 +56,15 @@ class PageIndex:
         """(entries,): whose an entry is; a pad's is behind the last row."""
         self._products: dict[tuple[int, int], PageProducts] = {}
 
-    def mask(self, query_positions: mx.array, window: int | None) -> mx.array:
-        """Return which keys queries, (rows, 1), see: (rows, 1, 1, width * PAGE_TOKENS)."""
+    @property
+    def width(self) -> int:
+        """Keys of the row with most pages."""
+        return self._width * PAGE_TOKENS
+
+    def mask(self, query_positions: mx.array, window: int | None) -> mx.array | None:
+        """Return which keys queries, (rows, 1), see: (rows, 1, 1, width); None where it is all."""
+        if self._is_full and window is None:
+            return None
         keys = self._starts[..., None] + mx.arange(PAGE_TOKENS)
         is_seen = mx.broadcast_to(self._is_page[..., None], keys.shape)
         if window is not None:
@@ -68,11 +76,12 @@ class PageIndex:
         key = num_heads, num_parts
         if key not in self._products:
             heads, parts = mx.arange(num_heads)[:, None], mx.arange(num_parts)
-            self._products[key] = PageProducts(
+            indices = (
                 (self._rows[:, None, None] * num_heads + heads) * num_parts + parts,
                 self._pages[:, None, None] * num_heads + heads + 0 * parts,
                 (self._places[:, None, None] * num_heads + heads) * num_parts + parts,
             )
+            self._products[key] = PageProducts(*(each.astype(mx.uint32) for each in indices))
         return self._products[key]
 
 
@@ -81,5 +90,10 @@ class LayerPages(NamedTuple):
 
     layer: LayerKV
     entries: PageIndex
-    mask: mx.array
-    """(rows, 1, 1, width * PAGE_TOKENS): what a row sees of its pages."""
+    mask: mx.array | None
+    """(rows, 1, 1, width): what a row sees of its pages; None where it is all."""
+
+    @property
+    def width(self) -> int:
+        """Keys of the row with most pages."""
+        return self.entries.width

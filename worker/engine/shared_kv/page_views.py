@@ -22,7 +22,7 @@ class _Seen(NamedTuple):
 class _SlabView(NamedTuple):
     slab: Slab
     entries: PageIndex
-    mask: mx.array
+    mask: mx.array | None
 
 
 class PageViews:

@@ -107,3 +107,38 @@ def test_what_costs_less_as_one_block_is_one(
 
     assert [each for run in runs for each in run] == depth
     assert len(runs) == num_runs
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("ends", [[(20, 0, 9)], [(16, 0, 1), (20, 1, 4)], [(20, 3, 5), (18, 5, 8)]])
+def test_a_run_is_scored_and_weighed_row_by_row(
+    ends: list[tuple[int, int, int]], is_masked: bool
+) -> None:
+    """Rows without a segment there get scores that weigh nothing beside any other."""
+    queries = queries_of(9)
+    run = [span(*each, is_masked=is_masked) for each in ends]
+    by_head = queries.reshape(9, KV_HEADS, -1, DIM).swapaxes(0, 1)
+
+    scores = depths.scores_of_run(by_head, run)
+    output = depths.values_of_run(mx.softmax(scores, axis=-1), run)
+
+    assert output.shape == (9, KV_HEADS, GROUP * LENGTH, DIM)
+    is_reached = [False] * 9
+    for rows, whole, _ in expected(queries, run):
+        num_rows = rows.stop - rows.start
+        assert mx.allclose(output[rows].reshape(num_rows, -1, LENGTH, DIM), whole, atol=1e-5)
+        is_reached[rows] = [True] * num_rows
+    for row, reached in enumerate(is_reached):
+        assert reached or mx.all(scores[row] == mx.finfo(mx.float32).min).item()
+
+
+def test_long_depths_and_those_in_pieces_are_weighed_apart() -> None:
+    short, long = [span(20, 0, 5)], [span(9000, 0, 5)]
+    pieces = [span(90, 0, 1), span(20, 1, 5)]
+    other = [span(30, 0, 3)]
+
+    together, apart = depths.split_by_size([short, long, pieces, other], 6, 5, num_own=64)
+
+    assert together == [short, other]
+    assert apart == [long, pieces]
+    assert depths.split_by_size([short, other], 6, 5, num_own=8710) == ([short], [other])
