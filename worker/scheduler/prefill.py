@@ -64,23 +64,24 @@ class PrefillBudget:
         return min(budget, self._max_tokens)
 
 
-def share_out(
-    wanted: Seq[tuple[Placement, int]], budget: int, *, oldest_first: bool
-) -> list[tuple[Placement, int]]:
+def share_out(wanted: Seq[tuple[Placement, int]], budget: int) -> list[tuple[Placement, int]]:
     """Divide *budget* over sequences (in the order of admission) that want so many tokens.
 
-    The shortest come first, so that a short prompt is not held behind a long one; called with
-    *oldest_first* every other time, so that a stream of short prompts cannot stop the oldest.
-    In turns, since the halves of one step would be two small forwards.
+    The shortest come first, so that a short prompt is not held behind a long one; half of the
+    budget is the oldest's, so that a stream of short prompts cannot stop it.
     """
-    first = 1 if oldest_first else 0
-    order = [*wanted[:first], *sorted(wanted[first:], key=lambda pair: pair[1])]
-    granted: dict[Placement, int] = {}
-    for placement, wants in order:
-        num_tokens = min(wants, budget)
-        if num_tokens == wants or num_tokens >= CRUMB or not granted:
-            granted[placement] = num_tokens
-            budget -= num_tokens
+    if not wanted:
+        return []
+    oldest, its = wanted[0]
+    granted = {oldest: min(its, budget // 2)}
+    left = budget - granted[oldest]
+    for placement, wants in sorted(wanted, key=lambda pair: pair[1]):
+        lacks = wants - granted.get(placement, 0)
+        num_tokens = min(lacks, left)
+        if placement is oldest or num_tokens == lacks or num_tokens >= CRUMB:
+            granted[placement] = granted.get(placement, 0) + num_tokens
+            left -= num_tokens
+    granted[oldest] += min(left, its - granted[oldest])
     return [(placement, granted[placement]) for placement, _ in wanted if granted.get(placement)]
 
 

@@ -48,7 +48,6 @@ class Scheduler(Generic[S]):
         self._rows = Rows(cache, settings)
         self._budget = PrefillBudget(settings.target_itl_ms, settings.max_prefill_tokens)
         self._gathering = Gathering(self._budget)
-        self._is_oldests_turn = False
         self._is_crowded = False
         """Whether the engine held too much for its rows, of which none has ended since."""
         self._num_arrived = 0
@@ -304,9 +303,7 @@ class Scheduler(Generic[S]):
         if self._settings.prefill_chunk is not None:
             limit = self._settings.max_prefill_tokens
             return fixed_chunks(wanted, self._settings.prefill_chunk, limit)
-        self._is_oldests_turn = not self._is_oldests_turn
-        budget = self._budget.num_tokens(num_decode_rows)
-        return share_out(wanted, budget, oldest_first=self._is_oldests_turn)
+        return share_out(wanted, self._budget.num_tokens(num_decode_rows))
 
     def _num_wanted(self, placement: Placement) -> int:
         """Pending tokens; up to the next boundary where only a whole state can be stored."""

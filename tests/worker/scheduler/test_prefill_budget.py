@@ -13,12 +13,12 @@ from headwater.worker.sequence import Sequence
 Make = Callable[..., Sequence]
 
 
-def shares(make_sequence: Make, wants: list[int], budget: int, *, oldest_first: bool) -> list[int]:
+def shares(make_sequence: Make, wants: list[int], budget: int) -> list[int]:
     """Return what each of some sequences, the oldest first, gets of the budget."""
     wanted = [
         (Placement(make_sequence([1]), None, order, (1,)), num) for order, num in enumerate(wants)
     ]
-    granted = dict(share_out(wanted, budget, oldest_first=oldest_first))
+    granted = dict(share_out(wanted, budget))
     return [granted.get(placement, 0) for placement, _ in wanted]
 
 
@@ -59,19 +59,19 @@ def test_prefill_goes_on_where_decoding_alone_takes_the_target() -> None:
     assert budget.num_tokens(8) == MIN_BUDGET
 
 
-def test_short_prompts_and_the_oldest_come_first_in_turns(make_sequence: Make) -> None:
-    wants = [1_000, 50, 300, 20]
-
-    assert shares(make_sequence, wants, 100, oldest_first=False) == [0, 50, 30, 20]
-    assert shares(make_sequence, wants, 100, oldest_first=True) == [100, 0, 0, 0]
+def test_half_is_the_oldests_and_the_shortest_come_first(make_sequence: Make) -> None:
+    assert shares(make_sequence, [1_000, 50, 300, 20], 200) == [100, 50, 30, 20]
+    assert shares(make_sequence, [1_000, 200, 300, 40], 200) == [100, 60, 0, 40]
+    assert shares(make_sequence, [], 200) == []
 
 
 def test_what_is_left_of_a_budget_goes_to_the_next(make_sequence: Make) -> None:
-    assert shares(make_sequence, [40, 1_000], 100, oldest_first=True) == [40, 60]
+    assert shares(make_sequence, [40, 1_000], 100) == [40, 60]
+    assert shares(make_sequence, [1_000, 30], 100) == [70, 30]
 
 
 def test_no_prompt_is_computed_in_crumbs_beside_others(make_sequence: Make) -> None:
     left = CRUMB - 1
 
-    assert shares(make_sequence, [100 - left, 1_000], 100, oldest_first=True) == [100 - left, 0]
-    assert shares(make_sequence, [1_000], left, oldest_first=True) == [left]
+    assert shares(make_sequence, [100 - left, 1_000], 100) == [100 - left, 0]
+    assert shares(make_sequence, [1_000], left) == [left]
