@@ -11,7 +11,6 @@ from .settings import SchedulerSettings
 
 S = TypeVar("S", bound=Segment)
 
-
 _TOLERATED_SHARE: Final = 0.05
 """Of the budget: nobody has to go because the engine's memory grows in steps."""
 

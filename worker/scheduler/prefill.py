@@ -81,7 +81,6 @@ def share_out(wanted: Seq[tuple[Placement, int]], budget: int) -> list[tuple[Pla
         if placement is oldest or num_tokens == lacks or num_tokens >= CRUMB:
             granted[placement] = granted.get(placement, 0) + num_tokens
             left -= num_tokens
-    granted[oldest] += min(left, its - granted[oldest])
     return [(placement, granted[placement]) for placement, _ in wanted if granted.get(placement)]
 
 

@@ -10,10 +10,10 @@ from .batch import LayerSpan
 from .parts import Part, joined, masked, weights_of
 
 _MAX_SCORES: Final = 1 << 18
-"""On a CPU, so many are computed at once: more don't stay in its cache between passes."""
+"""So many are weighed together: more don't stay in a CPU's cache between passes, and are computed
+a head at a time there."""
 _MAX_PADDING: Final = 1.5
 """Segments of different lengths are weighed together with so many times the scores at most."""
-
 
 Run = list[LayerSpan]
 """Adjacent segments of one depth."""
