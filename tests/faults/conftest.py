@@ -238,9 +238,11 @@ def worker_starter(server_url: str, model: Path) -> Iterator[StartWorker]:
         started[-1].wait_for(waits_for)
         return started[-1]
 
-    yield start
-    for worker in started:
-        worker.discard()
+    try:
+        yield start
+    finally:
+        for worker in started:
+            worker.discard()
 
 
 def job(**fields: object) -> GenerationJob:
